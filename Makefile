@@ -1,0 +1,32 @@
+# What a person runs. Every target brings .venv up to date first.
+BIN := .venv/bin
+ENV := .venv/.ready
+ARGS ?=
+
+.PHONY: help demo test check proto clean
+
+help:  ## list the targets
+	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+
+$(ENV): pyproject.toml constraints.txt .ci/setup
+	@.ci/setup
+
+demo: $(ENV)  ## one image all the way, next to plain vLLM
+	@$(BIN)/python -m tests.demo
+
+test: check  ## the whole gate; ARGS='tests/unit -k pool' runs a part of the tests
+	$(BIN)/pytest $(ARGS)
+
+check: $(ENV)  ## lint, types, import rules, generated stubs
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+	.ci/protoc --check
+
+proto: $(ENV)  ## regenerate producer/wire/pb from proto/
+	.ci/protoc
+
+clean:  ## remove caches and what builds left; .venv stays
+	rm -rf .cache .hypothesis build dist *.egg-info
+	find producer consumer_shim tests -name __pycache__ -prune -exec rm -rf {} +

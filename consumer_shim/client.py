@@ -1,0 +1,154 @@
+"""Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from consumer_shim.tickets import PullTicket
+from producer.transport.base import BlockDescriptor
+from producer.wire.block import read_block
+from producer.wire.contract import GRPC_TRANSPORT, WIRE_VERSION
+from producer.wire.pb import encoder_cache_pb2 as pb
+from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
+
+CHANNEL_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class ProducerError(Exception):
+    """A producer refused or failed. `code` is the gRPC status, `reason` the stable one of `google.rpc.ErrorInfo`."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+    @classmethod
+    def from_status(cls, status: status_pb2.Status) -> "ProducerError":
+        """The error of one item."""
+        code = next((code for code in grpc.StatusCode if code.value[0] == status.code), grpc.StatusCode.UNKNOWN)
+        return cls(code, _reason(status), status.message)
+
+    @classmethod
+    def from_call(cls, error: grpc.RpcError) -> "ProducerError":
+        """The error of a whole call."""
+        details = {key: value for key, value in error.trailing_metadata() or ()}.get("grpc-status-details-bin", b"")
+        return cls(error.code(), _reason(status_pb2.Status.FromString(details)), error.details() or error.code().name)
+
+
+def _reason(status: status_pb2.Status) -> str:
+    info = error_details_pb2.ErrorInfo()
+    return next((info.reason for detail in status.details if detail.Unpack(info)), "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """A lease from Acquire: the block's descriptor and the seconds it lasts, counted from the request."""
+
+    block: BlockDescriptor
+    ttl_s: float
+
+
+class Producer:
+    """One producer over one channel; every call has a deadline. Thread-safe."""
+
+    def __init__(self, address: str) -> None:
+        """A channel to `address` (host:port); it connects at the first call."""
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.stub = EncoderCacheStub(self._channel)
+
+    def info(self, timeout_s: float) -> pb.GetModelInfoResponse:
+        """What the producer serves.
+
+        Raises:
+            ProducerError: it does not answer.
+        """
+        try:
+            return self.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise ProducerError.from_call(error) from None
+
+    def encode(self, items: Sequence[pb.MediaItem], timeout_s: float) -> list[pb.Ticket | ProducerError]:
+        """One outcome an item, in order.
+
+        Raises:
+            ProducerError: the call as a whole failed.
+        """
+        try:
+            response = self.stub.Encode(pb.EncodeRequest(items=items), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise ProducerError.from_call(error) from None
+        return outcomes(response)
+
+    def acquire(self, *, key: str, epoch: str, lease_id: str, transport: str, timeout_s: float) -> Lease:
+        """A lease on the embedding of a ticket, and its descriptor for `transport`.
+
+        Raises:
+            ProducerError: it has gone, or the call failed.
+        """
+        request = pb.AcquireRequest(
+            key=key, epoch=epoch, lease_id=lease_id, transport=transport, wire_version=WIRE_VERSION
+        )
+        try:
+            response = self.stub.Acquire(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise ProducerError.from_call(error) from None
+        found = response.descriptor
+        block = BlockDescriptor(
+            transport=found.transport,
+            lease_id=response.lease_id,
+            address=found.address,
+            num_bytes=found.length,
+            generation=found.generation,
+            peer=found.peer,
+            peer_metadata=found.peer_metadata,
+        )
+        return Lease(block=block, ttl_s=response.lease_ttl.ToTimedelta().total_seconds())
+
+    def fetch(self, ticket: pb.Ticket, timeout_s: float) -> bytes:
+        """The rows of a ticket's embedding as bytes, checked; its lease is released.
+
+        Raises:
+            ProducerError: it has gone, or the call failed.
+            BlockError: what came is not what the ticket promised.
+        """
+        lease = self.acquire(
+            key=ticket.key, epoch=ticket.epoch, lease_id=ticket.lease_id, transport=GRPC_TRANSPORT, timeout_s=timeout_s
+        )
+        try:
+            parts = self.stub.Fetch(pb.FetchRequest(lease_id=lease.block.lease_id), timeout=timeout_s)
+            block = b"".join(part.data for part in parts)
+        except grpc.RpcError as error:
+            raise ProducerError.from_call(error) from None
+        finally:
+            self.release(lease.block.lease_id, timeout_s)
+        expected = PullTicket.from_message(ticket, self.address)
+        return bytes(read_block(memoryview(block), expected.identity(lease.block.generation), expected.shape))
+
+    def release(self, lease_id: str, timeout_s: float) -> None:
+        """Ends a lease, if the producer can be reached; else it ends by expiry."""
+        try:
+            self.stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=timeout_s)
+        except grpc.RpcError:
+            return
+
+    def close(self) -> None:
+        """Ends the channel; calls in flight fail."""
+        self._channel.close()
+
+
+def outcomes(response: pb.EncodeResponse) -> list[pb.Ticket | ProducerError]:
+    """Ticket or error of each item, in order."""
+    return [
+        outcome.ticket if outcome.WhichOneof("outcome") == "ticket" else ProducerError.from_status(outcome.error)
+        for outcome in response.outcomes
+    ]

@@ -1,0 +1,202 @@
+"""ASGI middleware for `vllm serve --middleware consumer_shim.middleware.EncodeMiddleware`.
+
+A chat request's media go to a producer and are replaced by metadata and tickets. Everything else passes untouched.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import grpc
+
+from consumer_shim.client import CHANNEL_OPTIONS, ProducerError, outcomes
+from consumer_shim.config import ShimConfig
+from consumer_shim.reasons import ask
+from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, find_media
+from producer.wire.pb import encoder_cache_pb2 as pb
+from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
+
+logger = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+_PATH = "/v1/chat/completions"
+_RELEASE_TIMEOUT_S = 2.0
+_HTTP_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+"""Every other status of the producer is 502: the encoder failed, not this server."""
+
+
+class EncodeMiddleware:
+    """Wraps vLLM's app. Its settings are the connector's, found in the app's state."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._encoder: _Encoder | None = None
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(_PATH):
+            await self._app(scope, receive, send)
+            return
+        try:
+            encoder = self._encoder_for(scope)
+            body = await _read_body(receive, encoder.max_body_bytes)
+            if body is None:
+                return
+            rewritten, leases = await encoder.rewrite(body)
+        except RequestError as error:
+            await _send_error(send, error.status, str(error))
+            return
+        if leases:
+            scope = {**scope, "headers": _headers(scope["headers"], len(rewritten))}
+            send = _Explained(send, encoder.engine_id, leases)
+        await self._app(scope, _replay(rewritten, receive), send)
+
+    def _encoder_for(self, scope: MutableMapping[str, Any]) -> "_Encoder":
+        if self._encoder is None:
+            transfer = scope["app"].state.vllm_config.ec_transfer_config
+            if transfer is None:
+                raise RequestError(500, "EncodeMiddleware needs --ec-transfer-config with consumer_shim.connector")
+            self._encoder = _Encoder(ShimConfig.from_extra_config(transfer.ec_connector_extra_config), transfer.engine_id)
+        return self._encoder
+
+
+class _Encoder:
+    """Sends media to producers in turn. For the event loop that made it."""
+
+    def __init__(self, config: ShimConfig, engine_id: str) -> None:
+        self._timeout_s = config.encode_timeout_s
+        self.max_body_bytes = config.max_body_bytes
+        self.engine_id = engine_id
+        self._stubs = itertools.cycle(
+            [(address, _stub(grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS))) for address in config.producers]
+        )
+
+    async def rewrite(self, body: bytes) -> tuple[bytes, list[str]]:
+        """The body to hand on, and the leases of the tickets put into it; the body itself if it has no media.
+
+        Raises:
+            RequestError: the media cannot be served.
+        """
+        try:
+            request = json.loads(body)
+        except ValueError:
+            return body, []  # vLLM says what is wrong with it
+        parts = find_media(request) if isinstance(request, dict) else []
+        if not parts:
+            return body, []
+        tickets = await self._encode(parts)
+        apply_tickets(request, parts, tickets)
+        return json.dumps(request).encode(), [ticket.lease_id for ticket, _ in tickets]
+
+    async def _encode(self, parts: Sequence[MediaPart]) -> list[tuple[pb.Ticket, str]]:
+        address, stub = next(self._stubs)
+        try:
+            request = pb.EncodeRequest(items=[part.item for part in parts])
+            found = outcomes(await stub.Encode(request, timeout=self._timeout_s))
+        except grpc.RpcError as call_error:
+            error = ProducerError.from_call(call_error)
+            raise RequestError(_http_status(error), f"encoding at {address} failed: {error}") from None
+        failed = next(((index, one) for index, one in enumerate(found) if isinstance(one, ProducerError)), None)
+        tickets = [(one, address) for one in found if isinstance(one, pb.Ticket)]
+        if failed is not None:
+            await _release(stub, [ticket for ticket, _ in tickets])
+            index, error = failed
+            raise RequestError(_http_status(error), f"{parts[index].modality} {index + 1} of {len(parts)}: {error}")
+        return tickets
+
+
+class _Explained:
+    """Passes a response on; one that only says 'internal error' is replaced by the reason, if the connector knows it."""
+
+    def __init__(self, send: Send, engine_id: str, leases: list[str]) -> None:
+        self._send = send
+        self._engine_id = engine_id
+        self._leases = leases
+        self._start: Message | None = None
+        self._replaced = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message  # held back until the first bytes show whether it is an error
+            return
+        if self._replaced:
+            return
+        if self._start is not None:
+            start, self._start = self._start, None
+            if _is_failure(start, message.get("body", b"")):
+                failure = await asyncio.to_thread(ask, self._engine_id, self._leases)
+                if failure is not None:
+                    self._replaced = True
+                    await _send_error(self._send, failure.http_status, failure.message)
+                    return
+            await self._send(start)
+        await self._send(message)
+
+
+def _is_failure(start: Message, body: bytes) -> bool:
+    return start["status"] == 500 or (start["status"] == 200 and body.startswith(b'data: {"error"'))
+
+
+def _stub(channel: grpc.aio.Channel) -> Any:
+    return EncoderCacheStub(channel)
+
+
+def _http_status(error: ProducerError) -> int:
+    return _HTTP_STATUS.get(error.code, 502)
+
+
+async def _release(stub: Any, tickets: Sequence[pb.Ticket]) -> None:
+    """Gives back what a refused request will not use; what fails ends by expiry."""
+    calls = (stub.Release(pb.ReleaseRequest(lease_id=ticket.lease_id), timeout=_RELEASE_TIMEOUT_S) for ticket in tickets)
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def _read_body(receive: Receive, most: int) -> bytes | None:
+    """The whole body; None if the client left. RequestError where it is larger than `most` bytes."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise RequestError(413, f"the request has more than {most} bytes")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives `body` once, then whatever `receive` gives, so that a disconnect still arrives."""
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+def _headers(headers: Sequence[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
+    return [*kept, (b"content-length", str(length).encode())]
+
+
+async def _send_error(send: Send, status: int, message: str) -> None:
+    """An error in the form of OpenAI's API."""
+    kind = "BadRequestError" if status < 500 else "EncoderError"
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status in (429, 503):
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

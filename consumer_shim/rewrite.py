@@ -1,0 +1,100 @@
+"""Chat request ↔ media and tickets: pure translation of the JSON body."""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from consumer_shim.tickets import PullTicket, to_params
+from producer.wire.contract import MODALITIES
+from producer.wire.pb import encoder_cache_pb2 as pb
+
+_EMBEDS = {"image": "image_embeds"}
+"""The content part that carries a modality's metadata, by modality."""
+_UNSUPPORTED_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+
+
+class RequestError(Exception):
+    """The request is refused with an HTTP status before the engine sees it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(slots=True)
+class MediaPart:
+    """A content part with media: where it stands, and the file that it holds."""
+
+    content: list[Any] = field(repr=False)
+    index: int
+    modality: str
+    data: bytes = field(repr=False)
+
+    @property
+    def item(self) -> pb.MediaItem:
+        return pb.MediaItem(modality=MODALITIES[self.modality], data=self.data)  # type: ignore[arg-type]
+
+
+def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
+    """The media parts of a chat request in prompt order; none if it has none.
+
+    Raises:
+        RequestError: a part, or what the request combines with it, cannot be served.
+    """
+    parts = []
+    in_band = False
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if not isinstance(part, dict):
+                continue
+            in_band |= part.get("type") == "image_embeds"
+            if part.get("type", "image_url") == "image_url" and "image_url" in part:
+                parts.append(MediaPart(content, index, "image", _data(part["image_url"])))
+    if parts and in_band:
+        raise RequestError(400, "a request may carry image_url or image_embeds parts, not both")
+    for name in _UNSUPPORTED_FIELDS if parts else ():
+        if body.get(name):
+            raise RequestError(400, f"{name} cannot be set by a request here: the encoder service has settings of its own")
+    return parts
+
+
+def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Sequence[tuple[pb.Ticket, str]]) -> None:
+    """Replaces each media part of `body` by its ticket's metadata, in place.
+
+    Args:
+        body: the request.
+        parts: what `find_media` found in it.
+        tickets: of each part, with the address of the producer that gave it.
+    """
+    for part, (ticket, _) in zip(parts, tickets, strict=True):
+        kind = _EMBEDS[part.modality]
+        metadata = {name: _nested(array) for name, array in ticket.metadata.items()}
+        part.content[part.index] = {"type": kind, kind: metadata, "uuid": ticket.key}
+    params = body.get("ec_transfer_params") or {}
+    pulls = [PullTicket.from_message(ticket, address) for ticket, address in tickets]
+    body["ec_transfer_params"] = {**params, **to_params(pulls)}
+
+
+def _data(source: Any) -> bytes:
+    url = source.get("url") if isinstance(source, dict) else source
+    if not isinstance(url, str) or not url:
+        raise RequestError(400, "an image_url part has no url")
+    if not url.startswith("data:"):
+        raise RequestError(400, "image_url is not a data URL; the encoder service takes media as bytes and fetches nothing")
+    header, comma, payload = url.partition(",")
+    if not comma or not header.endswith(";base64"):
+        raise RequestError(400, "image_url is not a base64 data URL")
+    try:
+        return base64.b64decode(payload, validate=True)
+    except binascii.Error as error:
+        raise RequestError(400, f"image_url is not valid base64: {error}") from None
+
+
+def _nested(array: pb.NumberArray) -> Any:
+    """The array as vLLM takes it in JSON: numbers, flat."""
+    values: list[int] | list[float] = list(array.ints) or list(array.floats)
+    return values if array.shape else values[0]

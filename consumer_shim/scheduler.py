@@ -1,0 +1,273 @@
+"""The scheduler's side: which requests wait for which embeddings, and when they are ready or unavailable.
+
+An item is ready only while the request pins its block in the landing region. What the engine's own encoder cache may hold
+is not relied on, since it can evict within one scheduling pass. All methods are for the scheduler's thread.
+"""
+
+import itertools
+import logging
+import time
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from consumer_shim.pull import Failure, Pull, PullState
+from consumer_shim.tickets import PullTicket
+from producer.memory.block_store import Block, BlockStore, StoreFullError
+from producer.wire.block import HEADER_BYTES, EmbeddingShape
+
+logger = logging.getLogger(__name__)
+
+_MAX_FAILURES = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestItem:
+    """A media item of a request, as the engine has it."""
+
+    identifier: str
+    """Under which the engine keeps the item's embedding."""
+    modality: str
+    end: int
+    """Prompt position behind the item's last placeholder."""
+    num_rows: int
+    is_in_band: bool
+    """It brings its own tensor; the shim leaves it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An embedding that the workers copy out of the region in this step."""
+
+    load_id: int
+    identifier: str
+    offset: int  # of the rows, in bytes
+    shape: EmbeddingShape
+
+
+@dataclass(slots=True)
+class _Request:
+    items: list[tuple[RequestItem, PullTicket]] = field(default_factory=list)
+    failure: Failure | None = None
+    pins: dict[str, Block] = field(default_factory=dict)  # by key
+    waits: dict[str, Pull] = field(default_factory=dict)  # by key
+    deadline_s: float | None = None  # while it waits
+
+    def needed(self, computed: int) -> dict[str, PullTicket]:
+        return {ticket.key: ticket for item, ticket in self.items if item.end > computed}
+
+
+@dataclass(slots=True)
+class _Use:
+    """Who goes by an identifier: requests, and the engine's encoder cache."""
+
+    key: str
+    num_requests: int = 0
+    in_engine: bool = False
+
+
+class SchedulerSide:
+    """Owns the landing region's blocks and the pulls into them."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        start: Callable[[Pull], None],
+        *,
+        addresses: Iterable[str],
+        width: int,
+        dtype: str,
+        pull_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`start` has a pull run on some thread. `width` and `dtype` are what the language model takes."""
+        self._store = store
+        self._start = start
+        self._addresses = frozenset(addresses)
+        self._width = width
+        self._dtype = dtype
+        self._pull_timeout_s = pull_timeout_s
+        self._clock = clock
+        self._requests: dict[str, _Request] = {}
+        self._pulls: dict[str, Pull] = {}  # by key, the latest
+        self._uses: dict[str, _Use] = {}  # by identifier
+        self._load_ids = itertools.count()
+        self._new_loads: list[Load] = []
+        self._loading: dict[int, Block] = {}
+        self._unavailable: set[str] = set()
+        self._failures: OrderedDict[str, Failure] = OrderedDict()  # by a ticket's lease
+
+    def is_ready(
+        self, request_id: str, computed: int, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]
+    ) -> bool:
+        """Whether all embeddings that the request still needs lie in the region, pinned for it; pulls them if not.
+
+        Args:
+            request_id: the engine's name of the request.
+            computed: prompt positions that need no embedding any more.
+            describe: media in prompt order and tickets; asked once a request; ValueError where tickets are malformed.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            request = self._requests[request_id] = self._admit(describe)
+        elif request.failure is not None:
+            return False  # told already
+        if request.failure is None:
+            request.failure = self._advance(request, computed)
+        if request.failure is not None:
+            self._give_up(request_id, request)
+        return request.failure is None and request.deadline_s is None
+
+    def has(self, identifier: str) -> bool:
+        """Whether the item's embedding lies in the region, pinned."""
+        use = self._uses.get(identifier)
+        return use is not None and self._store.is_pinned(use.key)
+
+    def load(self, request_id: str, identifier: str) -> None:
+        """Has the workers copy the item out of the region in this step; its block is pinned until `loaded`."""
+        use = self._uses.get(identifier)
+        block = self._store.pin(use.key) if use else None
+        if use is None or block is None:
+            return  # in-band
+        use.in_engine = True
+        ticket = next(ticket for _, ticket in self._requests[request_id].items if ticket.key == use.key)
+        load = Load(next(self._load_ids), identifier, block.offset + HEADER_BYTES, ticket.shape)
+        self._new_loads.append(load)
+        self._loading[load.load_id] = block
+
+    def take_loads(self, freed_identifiers: Iterable[str]) -> list[Load]:
+        """Loads of this step; `freed_identifiers` left the engine's encoder cache."""
+        for identifier in freed_identifiers:
+            use = self._uses.get(identifier)
+            if use is not None:
+                use.in_engine = False
+                self._forget(identifier, use)
+        loads, self._new_loads = self._new_loads, []
+        return loads
+
+    def loaded(self, load_ids: Iterable[int]) -> None:
+        """The workers have copied these out."""
+        for load_id in load_ids:
+            self._store.unpin(self._loading.pop(load_id))
+
+    def finish(self, request_id: str) -> None:
+        """The request has ended, whichever way."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self._unpin(request, request.pins.keys())
+        for item, _ in request.items:
+            use = self._uses[item.identifier]
+            use.num_requests -= 1
+            self._forget(item.identifier, use)
+        self._pulls = {key: pull for key, pull in self._pulls.items() if not pull.is_over}
+
+    def take_unavailable(self) -> set[str]:
+        """Requests that cannot have their embeddings, each told once."""
+        found, self._unavailable = self._unavailable, set()
+        return found
+
+    def failure_of(self, lease_id: str) -> Failure | None:
+        """Why the request that held this ticket's lease failed; may be asked from any thread."""
+        return self._failures.get(lease_id)
+
+    def _admit(self, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]) -> _Request:
+        try:
+            items, tickets = describe()
+            pairs = _pair(items, tickets)
+            for item, ticket in pairs:
+                self._check(item, ticket)
+        except ValueError as error:
+            return _Request(failure=Failure(400, str(error)))
+        for item, ticket in pairs:
+            self._uses.setdefault(item.identifier, _Use(ticket.key)).num_requests += 1
+        return _Request(items=pairs)
+
+    def _check(self, item: RequestItem, ticket: PullTicket) -> None:
+        """Compares what the ticket promises with what the request and the model take; ValueError names the first."""
+        use = self._uses.get(item.identifier)
+        differences = (
+            ("rows", ticket.num_rows, item.num_rows),
+            ("elements a row", ticket.width, self._width),
+            ("elements of", ticket.dtype, self._dtype),
+            ("the key", ticket.key, use.key if use else ticket.key),
+        )
+        for what, found, expected in differences:
+            if found != expected:
+                raise ValueError(f"the ticket of {item.modality} {item.identifier[:16]} has {what} {found}, expected {expected}")
+        if ticket.address not in self._addresses:
+            raise ValueError(f"the ticket names producer {ticket.address[:100]}, which this server is not configured with")
+
+    def _advance(self, request: _Request, computed: int) -> Failure | None:
+        needed = request.needed(computed)
+        self._unpin(request, request.pins.keys() - needed.keys())
+        missing = {key: ticket for key, ticket in needed.items() if not self._pin(request, key)}
+        if not missing:
+            request.deadline_s = None
+            return None
+        if request.deadline_s is None:
+            request.deadline_s = self._clock() + self._pull_timeout_s
+        return self._wait(request, missing, request.deadline_s)
+
+    def _wait(self, request: _Request, missing: dict[str, PullTicket], deadline_s: float) -> Failure | None:
+        """Joins or starts the pulls of `missing`; a failure of one of them, or of the wait."""
+        for key in missing:
+            pull = request.waits.get(key)
+            if pull is not None and pull.state is PullState.FAILED:
+                return pull.failure
+        if self._clock() > deadline_s:
+            return Failure(504, f"the embeddings did not arrive within {self._pull_timeout_s:.0f} s")
+        under_way = {key: pull for key, pull in self._pulls.items() if key in missing and not pull.is_over}
+        new = {key: ticket for key, ticket in missing.items() if key not in under_way}
+        try:
+            blocks = self._store.reserve_all({key: ticket.shape.block_bytes for key, ticket in new.items()})
+        except StoreFullError:
+            return None  # until others are done with theirs, or the deadline
+        for ticket, block in zip(new.values(), blocks, strict=True):
+            under_way[ticket.key] = self._pulls[ticket.key] = pull = Pull(ticket, block, deadline_s)
+            self._start(pull)
+        request.waits.update(under_way)
+        return None
+
+    def _pin(self, request: _Request, key: str) -> bool:
+        if key not in request.pins:
+            block = self._store.pin(key)
+            if block is None:
+                return False
+            request.pins[key] = block
+        return True
+
+    def _unpin(self, request: _Request, keys: Iterable[str]) -> None:
+        for key in list(keys):
+            self._store.unpin(request.pins.pop(key))
+
+    def _give_up(self, request_id: str, request: _Request) -> None:
+        assert request.failure is not None
+        logger.warning("request %s fails: %s", request_id, request.failure.message)
+        self._unpin(request, request.pins.keys())
+        self._unavailable.add(request_id)
+        for _, ticket in request.items:
+            self._failures[ticket.lease_id] = request.failure
+        while len(self._failures) > _MAX_FAILURES:
+            self._failures.popitem(last=False)
+
+    def _forget(self, identifier: str, use: _Use) -> None:
+        if not use.num_requests and not use.in_engine:
+            self._uses.pop(identifier, None)
+
+
+def _pair(items: Sequence[RequestItem], tickets: Sequence[PullTicket]) -> list[tuple[RequestItem, PullTicket]]:
+    """Each item that brings no tensor with its ticket: the nth of a modality has the nth of that modality."""
+    waiting: defaultdict[str, deque[PullTicket]] = defaultdict(deque)
+    for ticket in tickets:
+        waiting[ticket.modality].append(ticket)
+    pairs = []
+    for item in items:
+        if item.is_in_band:
+            continue
+        if not waiting[item.modality]:
+            raise ValueError(f"{item.modality} {item.identifier[:16]} brings neither an embedding nor a ticket for one")
+        pairs.append((item, waiting[item.modality].popleft()))
+    if any(waiting.values()):
+        raise ValueError("the request has more tickets than media")
+    return pairs

@@ -1,0 +1,226 @@
+"""The composition root: builds the stages in the order of the flow, takes them down in reverse."""
+
+import asyncio
+import contextlib
+import io
+import logging
+import secrets
+import signal
+from contextlib import AsyncExitStack
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from PIL import Image
+from prometheus_client import start_http_server
+
+from producer.admission import Admission
+from producer.config import ServeConfig, split_address
+from producer.core import MediaItem, ModelInfo
+from producer.embedding_pool import EmbeddingPool
+from producer.errors import ServiceError, UnsupportedModelError
+from producer.memory.region import SharedRegion
+from producer.metrics import Metrics
+from producer.preprocess import Preprocessor
+from producer.publisher import Publisher
+from producer.server import Servicer
+from producer.step_loop import StepLoop
+from producer.transport import nixl
+from producer.transport.base import Outlet
+from producer.transport.stream import StreamOutlet
+from producer.wire.contract import GRPC_TRANSPORT, MODALITIES, SERVICE_NAME, WIRE_VERSION
+from producer.wire.pb import encoder_cache_pb2 as pb
+from producer.wire.pb.encoder_cache_pb2_grpc import add_EncoderCacheServicer_to_server
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP_TIMEOUT_S = 120.0
+_SWEEP_S = 1.0
+_HEALTH_NAMES = ("", SERVICE_NAME)
+
+
+async def serve(config: ServeConfig) -> None:
+    """Runs a producer until SIGTERM or SIGINT, then drains it.
+
+    Raises:
+        UnsupportedModelError: the model cannot be served.
+        OSError: an address is taken, or the pool does not fit.
+        TransportUnavailableError, TransportError: a transport that was asked for cannot be used.
+    """
+    metrics = Metrics()
+    epoch = secrets.randbits(64)
+    async with AsyncExitStack() as stack:
+        server, address = _listen(config)
+        _serve_metrics(config, metrics, stack)
+        region = stack.enter_context(SharedRegion.create("ec-producer-pool", config.pool_bytes))
+        pool = EmbeddingPool(region, epoch=epoch, lease_s=config.lease_s, max_leases=config.max_leases)
+        _watch(pool, metrics)
+        outlets = _open_outlets(config, region, stack)
+        model, admission = _start_encoder(config, pool, metrics, stack)
+        stop = _stop_signal()
+        width = await _warm_up(admission, pool, model)
+        info = _model_info(config, model, epoch=epoch, width=width, address=address)
+        add_EncoderCacheServicer_to_server(Servicer(admission, pool, outlets, info, metrics), server)
+        statuses = _add_health(server)
+        await server.start()
+        await _report(statuses, health_pb2.HealthCheckResponse.SERVING)
+        logger.info("ready: %s on %s, transports %s", model.model, address, ", ".join(outlets))
+        await _until(stop, pool)
+        logger.info("stopping; work in hand has %.0f s", config.drain_s)
+        await _report(statuses, health_pb2.HealthCheckResponse.NOT_SERVING)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(admission.drain(), config.drain_s)
+        await server.stop(grace=1.0)
+
+
+def _listen(config: ServeConfig) -> tuple[grpc.aio.Server, str]:
+    """Takes the port before anything slow, so that a taken one is said at once. Returns what tickets name, too."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", config.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+        ]
+    )
+    try:
+        port = server.add_insecure_port(config.listen)
+    except RuntimeError:
+        raise OSError(f"listen is {config.listen}: the address cannot be used; is it taken?") from None
+    return server, config.advertise or f"{config.listen.rpartition(':')[0]}:{port}"
+
+
+def _serve_metrics(config: ServeConfig, metrics: Metrics, stack: AsyncExitStack) -> None:
+    host, port = split_address("metrics_listen", config.metrics_listen)
+    try:
+        http, thread = start_http_server(port, host, registry=metrics.registry)
+    except OSError as error:
+        raise OSError(f"metrics_listen is {config.metrics_listen}: {error.strerror}") from None
+    stack.callback(thread.join)
+    stack.callback(http.server_close)
+    stack.callback(http.shutdown)
+
+
+def _watch(pool: EmbeddingPool, metrics: Metrics) -> None:
+    store = pool.store
+    metrics.watch_pool("bytes", "Size of the embedding pool.", lambda: store.num_bytes)
+    metrics.watch_pool("used_bytes", "Bytes of the pool that hold embeddings.", lambda: store.used_bytes)
+    metrics.watch_pool("entries", "Embeddings in the pool.", lambda: store.num_blocks)
+    metrics.watch_pool("pinned_entries", "Embeddings that a lease or a writer holds.", lambda: store.num_pinned)
+    metrics.watch_pool("leases", "Leases that have not ended.", lambda: pool.num_leases)
+
+
+def _open_outlets(config: ServeConfig, region: SharedRegion, stack: AsyncExitStack) -> dict[str, Outlet]:
+    outlets: dict[str, Outlet] = {}
+    for name in config.transports:
+        outlet = StreamOutlet() if name == GRPC_TRANSPORT else nixl.open_outlet(region, config.nixl_devices)
+        stack.callback(outlet.close)
+        outlets[name] = outlet
+    return outlets
+
+
+def _start_encoder(
+    config: ServeConfig, pool: EmbeddingPool, metrics: Metrics, stack: AsyncExitStack
+) -> tuple[ModelInfo, Admission]:
+    """Loads the model, while the preprocessing processes start beside it."""
+    from producer.preprocess_worker import MODALITIES as decodable
+    from producer.runner.encoder import GRAPH_MISS_REASON, VllmEncoder
+
+    encoder = VllmEncoder(
+        model=config.model,
+        dtype=config.dtype,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        mm_processor_kwargs=config.mm_processor_kwargs,
+        media_io_kwargs=config.media_io_kwargs,
+        modalities=decodable,
+    )
+    preprocessor = Preprocessor(encoder.model_config, config.preprocess_workers, max_rows=config.max_item_rows)
+    stack.callback(preprocessor.close)
+    preprocessor.start()
+    model = encoder.load()
+    metrics.info.info({"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **model.versions})
+    loop = StepLoop(
+        encoder.encode,
+        Publisher(pool, metrics).publish,
+        max_rows=config.max_batch_rows,
+        max_items=config.max_batch_items,
+        metrics=metrics,
+        graph_miss_reason=GRAPH_MISS_REASON,
+    )
+    loop.start()
+    stack.callback(loop.stop)
+    admission = Admission(
+        pool,
+        preprocessor.prepare,
+        loop.submit,
+        fingerprint=model.fingerprint,
+        modalities=model.modalities,
+        max_queue_items=config.max_queue_items,
+        max_item_bytes=config.max_item_bytes,
+        metrics=metrics,
+    )
+    return model, admission
+
+
+async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) -> int:
+    """Encodes one image through every stage, so that 'ready' means that an encode works. Returns the width."""
+    file = io.BytesIO()
+    Image.new("RGB", (224, 224), "grey").save(file, "PNG")
+    item = MediaItem(modality="image", data=file.getvalue())
+    try:
+        lease = await asyncio.wait_for(admission.encode(item), _WARM_UP_TIMEOUT_S)
+    except (ServiceError, asyncio.TimeoutError) as error:
+        raise UnsupportedModelError(f"model {model.model}: a test image cannot be encoded: {error}") from error
+    pool.release(lease.lease_id)
+    return lease.info.shape.width
+
+
+def _model_info(config: ServeConfig, model: ModelInfo, *, epoch: int, width: int, address: str) -> pb.GetModelInfoResponse:
+    return pb.GetModelInfoResponse(
+        model=model.model,
+        fingerprint=model.fingerprint,
+        dtype=model.dtype,
+        modalities=[pb.ModalityInfo(modality=MODALITIES[name], width=width) for name in model.modalities],
+        limits=pb.Limits(
+            max_items_per_request=config.max_items_per_request,
+            max_item_bytes=config.max_item_bytes,
+            max_item_rows=config.max_item_rows,
+            max_queue_items=config.max_queue_items,
+            pool_bytes=config.pool_bytes,
+        ),
+        transports=config.transports,
+        epoch=f"{epoch:016x}",
+        wire_version=WIRE_VERSION,
+        versions=model.versions,
+        address=address,
+    )
+
+
+def _add_health(server: grpc.aio.Server) -> health.aio.HealthServicer:
+    statuses = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+    reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return statuses
+
+
+async def _report(statuses: health.aio.HealthServicer, status: int) -> None:
+    for name in _HEALTH_NAMES:
+        await statuses.set(name, status)
+
+
+def _stop_signal() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets; installed once loading is over, which a signal may cut short."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until(stop: asyncio.Event, pool: EmbeddingPool) -> None:
+    """Waits for `stop`; leases end meanwhile although nobody asks."""
+    while True:
+        try:
+            await asyncio.wait_for(stop.wait(), _SWEEP_S)
+            return
+        except asyncio.TimeoutError:
+            pool.expire()

@@ -1,0 +1,128 @@
+"""`ec-producer serve | encode`: the only reader of flags and environment."""
+
+import argparse
+import asyncio
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+from producer import __version__
+from producer.config import ServeConfig, parse_bytes, parse_object
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line and exits with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status: 0, 1 where it failed, 2 for a wrong flag or setting."""
+    parser = _Parser(prog="ec-producer", description="The vision encoder of a multimodal model as a service.")
+    parser.add_argument("--version", action="version", version=f"ec-producer {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | encode", parser_class=_Parser)
+    _add_serve(commands)
+    _add_encode(commands)
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser("serve", help="serve a model's encoder", description="Serves a model's encoder.")
+    serve.set_defaults(run=_serve)
+    for field in dataclasses.fields(ServeConfig):
+        if field.name == "model":
+            serve.add_argument("model", metavar="MODEL", help="folder or hub name of the model")
+        else:
+            serve.add_argument(f"--{field.name.replace('_', '-')}", **_flag(field))
+
+
+def _flag(field: "dataclasses.Field[Any]") -> dict[str, Any]:
+    """argparse's view of a setting; without the flag, the setting's own default holds."""
+    meta = field.metadata
+    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+    common = {"dest": field.name, "default": argparse.SUPPRESS, "help": f"{meta['help']} (default: {_shown(default)})"}
+    if isinstance(default, bool):
+        return {**common, "action": "store_true"}
+    if isinstance(default, tuple):
+        return {**common, "action": "append", "metavar": "|".join(meta["choices"])}
+    if isinstance(default, dict):
+        return {**common, "type": _named(parse_object), "metavar": "JSON"}
+    convert = parse_bytes if meta["size"] else type(default)
+    return {**common, "type": _named(convert), "metavar": "|".join(meta["choices"]) or field.name.rsplit("_")[-1].upper()}
+
+
+def _shown(default: Any) -> str:
+    return " ".join(default) if isinstance(default, tuple) else str(default)
+
+
+def _named(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError as error:
+            wanted = {int: f"{text!r} is not a whole number", float: f"{text!r} is not a number"}
+            raise argparse.ArgumentTypeError(wanted.get(convert, str(error))) from None
+
+    return parse
+
+
+def _serve(options: argparse.Namespace) -> int:
+    values = {name: value for name, value in vars(options).items() if name not in ("command", "run")}
+    if "transport" in values:
+        values["transport"] = tuple(values["transport"])
+    try:
+        config = ServeConfig(**values)
+    except ValueError as error:
+        return _fail(error, 2)
+    _configure_logging()
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    try:
+        from producer.app import serve
+    except ImportError as error:
+        return _fail(ImportError(f"{error}; serving needs pip install 'ec-producer[producer]' beside a vLLM"), 1)
+    from producer.errors import UnsupportedModelError
+    from producer.transport.base import TransportError, TransportUnavailableError
+
+    try:
+        asyncio.run(serve(config))
+    except (UnsupportedModelError, TransportUnavailableError, TransportError, OSError) as error:
+        return _fail(error, 1)
+    return 0
+
+
+def _add_encode(commands: Any) -> None:
+    encode = commands.add_parser("encode", help="encode media files", description="Encodes media files at a producer.")
+    encode.set_defaults(run=_encode)
+    encode.add_argument("files", metavar="FILE", nargs="+", type=Path, help="image to encode")
+    encode.add_argument("--address", default="127.0.0.1:50051", help="host:port of the producer (default: %(default)s)")
+    encode.add_argument("--out", type=Path, metavar="FOLDER", help="write each embedding there as KEY.safetensors")
+    encode.add_argument("--timeout-s", type=float, default=60.0, help="seconds for each call (default: %(default)s)")
+
+
+def _encode(options: argparse.Namespace) -> int:
+    from producer.encode_command import encode_files
+
+    return encode_files(options.files, options.address, options.out, options.timeout_s)
+
+
+def _configure_logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"ec-producer: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Settings of `ec-producer serve`: one frozen record, validated when it is made. Every field is a flag of that name."""
+
+import dataclasses
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from producer.wire.contract import GRPC_TRANSPORT
+
+TRANSPORTS = (GRPC_TRANSPORT, "nixl")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "512MiB", "2GiB" or a plain number.
+
+    Raises:
+        ValueError: not such a size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KiB|MiB|GiB|TiB|)", text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not a size; write bytes, or a number with KiB, MiB, GiB or TiB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """A JSON object from text.
+
+    Raises:
+        ValueError: not such an object.
+    """
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _setting(
+    default: Any, help: str, *, low: float | None = None, high: float | None = None, size: bool = False, choices: tuple[str, ...] = ()
+) -> Any:
+    """A field: its default (or a function that makes it), a sentence with the unit, and what is allowed."""
+    metadata = {"help": help, "low": low, "high": high, "size": size, "choices": choices}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """All settings of one producer. `ValueError` names the field, its value and what is allowed."""
+
+    model: str
+    """Folder or hub name of the model whose encoder is served."""
+    listen: str = _setting("127.0.0.1:50051", "host:port of the gRPC API; port 0 takes a free one")
+    metrics_listen: str = _setting("127.0.0.1:9464", "host:port of Prometheus' /metrics; port 0 takes a free one")
+    advertise: str = _setting("", "host:port that tickets name, where it differs from --listen")
+    transport: tuple[str, ...] = _setting(
+        (GRPC_TRANSPORT,), "transport to offer; repeat for several ('grpc' is always on)", choices=TRANSPORTS
+    )
+    nixl_devices: str = _setting("", "network devices that NIXL may use, as UCX_NET_DEVICES takes them; all by default")
+    dtype: str = _setting("auto", "element type of weights and embeddings; 'auto' is the checkpoint's", choices=DTYPES)
+    trust_remote_code: bool = _setting(False, "let the model's repository bring Python code")
+    revision: str = _setting("", "revision of a hub model")
+    mm_processor_kwargs: dict[str, Any] = _setting(dict, "JSON object for the model's processor, as vLLM takes it")
+    media_io_kwargs: dict[str, Any] = _setting(dict, "JSON object by modality for media decoding, as vLLM takes it")
+    pool_bytes: int = _setting(1 << 30, "size of the embedding pool in host memory", low=1 << 20, high=1 << 46, size=True)
+    lease_s: float = _setting(60.0, "seconds that a lease keeps an embedding in the pool", low=1, high=3600)
+    max_leases: int = _setting(100_000, "leases at once", low=1, high=10_000_000)
+    max_queue_items: int = _setting(256, "items admitted and not finished", low=1, high=100_000)
+    max_items_per_request: int = _setting(64, "items in one Encode", low=1, high=1024)
+    max_item_bytes: int = _setting(32 << 20, "size of one media file", low=1, high=1 << 30, size=True)
+    max_item_rows: int = _setting(16384, "rows of one item's embedding", low=1, high=1 << 20)
+    max_batch_rows: int = _setting(16384, "embedding rows in one encoder step", low=1, high=1 << 22)
+    max_batch_items: int = _setting(32, "items in one encoder step", low=1, high=1024)
+    preprocess_workers: int = _setting(
+        lambda: max(1, (os.cpu_count() or 2) // 2), "processes that decode and preprocess media", low=1, high=256
+    )
+    drain_s: float = _setting(20.0, "seconds that work in hand may take after SIGTERM", low=0, high=3600)
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("model is empty; name a folder or a hub model")
+        for name in ("listen", "metrics_listen") + (("advertise",) if self.advertise else ()):
+            split_address(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            _check(field, getattr(self, field.name))
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Transports on offer, most capable first; gRPC is always the last."""
+        others = tuple(name for name in dict.fromkeys(self.transport) if name != GRPC_TRANSPORT)
+        return (*others, GRPC_TRANSPORT)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Largest gRPC message that the limits allow: every item at its largest, to 1 GiB in all."""
+        return min(self.max_items_per_request * self.max_item_bytes, 1 << 30) + (1 << 16)
+
+
+def split_address(name: str, value: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port".
+
+    Raises:
+        ValueError: names `name`, the value and the form.
+    """
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{name} is {value!r}; expected host:port with a port of 0 to 65535")
+    return host.strip("[]"), int(port)
+
+
+def _check(field: "dataclasses.Field[Any]", value: Any) -> None:
+    meta = field.metadata
+    low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
+    if low is not None and high is not None and not low <= value <= high:
+        raise ValueError(f"{field.name} is {value}; allowed are {low} to {high}")
+    values = value if isinstance(value, tuple) else (value,)
+    for one in values if choices else ():
+        if one not in choices:
+            raise ValueError(f"{field.name} is {one!r}; allowed are {', '.join(choices)}")

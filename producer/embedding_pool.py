@@ -1,0 +1,148 @@
+"""The embedding pool: published embeddings by content key in one registered region, and the leases that pin them.
+
+Bytes enter once, through `put`, and leave through transports or `open_block`. An entry with a lease is never evicted or
+rewritten; every lease ends by release or by expiry. Thread-safe.
+"""
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from producer.core import EmbeddingInfo, Lease
+from producer.errors import NotFoundError, OverloadedError
+from producer.memory.block_store import Block, BlockStore, StoreFullError
+from producer.memory.region import SharedRegion
+from producer.wire.block import BlockIdentity, invalidate_block, write_block
+from producer.wire.contract import Reason
+
+LEASE_MARGIN_S = 10.0
+"""How much longer than its holder knows a lease pins: a read that began in time may still be under way."""
+
+
+class EmbeddingPool:
+    """Owns the region's blocks and all leases. `epoch` is this process life's, part of every header."""
+
+    def __init__(
+        self,
+        region: SharedRegion,
+        *,
+        epoch: int,
+        lease_s: float,
+        max_leases: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._region = region
+        self._epoch = epoch
+        self._lease_s = lease_s
+        self._max_leases = max_leases
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._store = BlockStore(region.num_bytes, on_free=lambda block: invalidate_block(self._view(block)))
+        self._leases: OrderedDict[str, tuple[Lease, Block]] = OrderedDict()  # all last equally long: oldest ends first
+        self.num_expired = 0
+
+    @property
+    def store(self) -> BlockStore:
+        """For counts and sizes only."""
+        return self._store
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds that a lease's holder may count on."""
+        return self._lease_s
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._leases)
+
+    def put(self, key: str, info: EmbeddingInfo, rows: memoryview) -> None:
+        """Publishes an embedding, whole or not at all; `rows` are its bytes, row-major.
+
+        Raises:
+            OverloadedError: everything in the pool is pinned.
+        """
+        self.expire()
+        if self._store.lookup(key) is not None:
+            return  # an encode that its clients had given up on was finished all the same
+        try:
+            block = self._store.reserve(key, info.shape.block_bytes)
+        except StoreFullError as error:
+            raise OverloadedError(Reason.POOL_FULL, f"the embedding pool is full of leased embeddings: {error}") from None
+        try:
+            identity = BlockIdentity(key=bytes.fromhex(key), epoch=self._epoch, generation=block.generation)
+            write_block(self._view(block), identity, info.shape, rows)
+        except BaseException:
+            self._store.free(block)
+            raise
+        self._store.commit(block, info)
+
+    def grant(self, key: str, transport: str = "") -> Lease:
+        """A new lease on the embedding of `key`; `transport` says what it will be read with, "" for not at all yet.
+
+        Raises:
+            NotFoundError: it is not in the pool.
+            OverloadedError: too many leases.
+        """
+        self.expire()
+        with self._lock:
+            if len(self._leases) >= self._max_leases:
+                raise OverloadedError(Reason.TOO_MANY_LEASES, f"{self._max_leases} leases are held already")
+            block = self._store.pin(key)
+            if block is None:
+                raise NotFoundError(Reason.NOT_IN_POOL, f"no embedding of key {key} is in the pool")
+            lease = Lease(
+                lease_id=secrets.token_hex(16),
+                key=key,
+                transport=transport,
+                info=block.info,
+                offset=block.offset,
+                num_bytes=block.num_bytes,
+                generation=block.generation,
+                expires_at_s=self._clock() + self._lease_s + LEASE_MARGIN_S,
+            )
+            self._leases[lease.lease_id] = (lease, block)
+            return lease
+
+    def release(self, lease_id: str) -> Lease | None:
+        """Ends a lease and returns it; None where it had ended."""
+        with self._lock:
+            lease, block = self._leases.pop(lease_id, (None, None))
+        if block is not None:
+            self._store.unpin(block)
+        return lease
+
+    def expire(self) -> None:
+        """Ends the leases whose time is over."""
+        now = self._clock()
+        while True:
+            with self._lock:
+                oldest = next(iter(self._leases.values()), None)
+                if oldest is None or oldest[0].expires_at_s > now:
+                    return
+                del self._leases[oldest[0].lease_id]
+                self.num_expired += 1
+            self._store.unpin(oldest[1])
+
+    @contextmanager
+    def open_block(self, lease_id: str) -> Iterator[memoryview]:
+        """The whole block of a lease, read-only, pinned while it is open even if the lease ends meanwhile.
+
+        Raises:
+            NotFoundError: no such lease.
+        """
+        self.expire()
+        with self._lock:
+            lease, _ = self._leases.get(lease_id, (None, None))
+            block = self._store.pin(lease.key) if lease else None
+        if block is None:
+            raise NotFoundError(Reason.LEASE_ENDED, f"lease {lease_id} does not exist or has ended")
+        try:
+            yield self._view(block).toreadonly()
+        finally:
+            self._store.unpin(block)
+
+    def _view(self, block: Block) -> memoryview:
+        return self._region.view[block.offset : block.offset + block.num_bytes]

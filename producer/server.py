@@ -1,0 +1,141 @@
+"""The gRPC service: messages in, messages out. No logic of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import grpc
+
+from producer.admission import Admission
+from producer.core import Lease, MediaItem
+from producer.embedding_pool import EmbeddingPool
+from producer.errors import InvalidRequestError, MismatchError, ServiceError, UnavailableError
+from producer.messages import duration, error_status, modality_name, status_code, ticket
+from producer.metrics import Metrics
+from producer.transport.base import Outlet, TransportError
+from producer.wire.contract import FETCH_CHUNK_BYTES, WIRE_VERSION, Reason
+from producer.wire.pb import encoder_cache_pb2 as pb
+from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer
+
+Context = grpc.aio.ServicerContext
+
+
+class Servicer(EncoderCacheServicer):
+    """Answers for one producer. `info` is what GetModelInfo says; it names the limits that are checked here."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        pool: EmbeddingPool,
+        outlets: Mapping[str, Outlet],
+        info: pb.GetModelInfoResponse,
+        metrics: Metrics,
+    ) -> None:
+        self._admission = admission
+        self._pool = pool
+        self._outlets = outlets
+        self._info = info
+        self._metrics = metrics
+
+    async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
+        try:
+            self._check(request)
+        except ServiceError as error:
+            await _abort(context, error)
+        outcomes = await asyncio.gather(*(self._encode(index, item) for index, item in enumerate(request.items)))
+        return pb.EncodeResponse(outcomes=outcomes)
+
+    async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
+        try:
+            return self._acquire(request)
+        except ServiceError as error:
+            await _abort(context, error)
+            raise
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
+        lease = self._pool.release(request.lease_id)
+        if lease is not None and lease.transport:
+            self._metrics.pulls.labels(lease.transport).inc()
+            self._metrics.pull_bytes.labels(lease.transport).inc(lease.num_bytes)
+        return pb.ReleaseResponse(released=lease is not None)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchResponse]:
+        try:
+            with self._pool.open_block(request.lease_id) as block:
+                for start in range(0, block.nbytes, FETCH_CHUNK_BYTES):
+                    yield pb.FetchResponse(data=bytes(block[start : start + FETCH_CHUNK_BYTES]))
+        except ServiceError as error:
+            await _abort(context, error)
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
+        return self._info
+
+    def _check(self, request: pb.EncodeRequest) -> None:
+        most = self._info.limits.max_items_per_request
+        if not 1 <= len(request.items) <= most:
+            raise InvalidRequestError(
+                Reason.MALFORMED_REQUEST, f"the request has {len(request.items)} items; allowed are 1 to {most}"
+            )
+        if request.fingerprint not in ("", self._info.fingerprint):
+            raise MismatchError(
+                Reason.FINGERPRINT_MISMATCH,
+                f"the client expects fingerprint {request.fingerprint}, this producer has {self._info.fingerprint}",
+            )
+
+    async def _encode(self, index: int, item: pb.MediaItem) -> pb.ItemOutcome:
+        try:
+            lease = await self._admission.encode(MediaItem(modality=modality_name(item.modality), data=item.data))
+        except ServiceError as error:
+            self._metrics.items.labels(status_code(error).name).inc()
+            return pb.ItemOutcome(error=error_status(error, index))
+        except asyncio.CancelledError:
+            self._metrics.items.labels(grpc.StatusCode.CANCELLED.name).inc()
+            raise
+        self._metrics.items.labels(grpc.StatusCode.OK.name).inc()
+        return pb.ItemOutcome(ticket=self._ticket(lease))
+
+    def _ticket(self, lease: Lease) -> pb.Ticket:
+        return ticket(lease, epoch=self._info.epoch, lease_s=self._pool.lease_s, address=self._info.address)
+
+    def _acquire(self, request: pb.AcquireRequest) -> pb.AcquireResponse:
+        if request.wire_version != WIRE_VERSION:
+            raise MismatchError(
+                Reason.WIRE_VERSION_MISMATCH,
+                f"the reader knows wire version {request.wire_version}, this producer writes {WIRE_VERSION}",
+            )
+        if request.epoch != self._info.epoch:
+            raise MismatchError(
+                Reason.EPOCH_MISMATCH,
+                f"the ticket is of epoch {request.epoch}, this producer's is {self._info.epoch}: it was started again",
+            )
+        outlet = self._outlets.get(request.transport)
+        if outlet is None:
+            offered = ", ".join(self._outlets)
+            raise InvalidRequestError(
+                Reason.UNKNOWN_TRANSPORT, f"transport {request.transport!r} is not offered here; {offered} are"
+            )
+        lease = self._pool.grant(request.key, outlet.name)
+        try:
+            descriptor = _describe(lease, outlet)
+        except TransportError as error:
+            self._pool.release(lease.lease_id)
+            raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name}: {error}") from None
+        self._pool.release(request.lease_id)
+        return pb.AcquireResponse(lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor)
+
+
+def _describe(lease: Lease, outlet: Outlet) -> pb.Descriptor:
+    address, peer, metadata = outlet.describe(lease.offset)
+    return pb.Descriptor(
+        transport=outlet.name,
+        address=address,
+        length=lease.num_bytes,
+        generation=lease.generation,
+        peer=peer,
+        peer_metadata=metadata,
+    )
+
+
+async def _abort(context: Context, error: ServiceError) -> None:
+    """Ends the call with the error's status and its details; raises."""
+    details = (("grpc-status-details-bin", error_status(error).SerializeToString()),)
+    await context.abort(status_code(error), str(error), details)

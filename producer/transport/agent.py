@@ -1,0 +1,298 @@
+"""A network transport in a process of its own, supervised: a library's abort takes down the agent, not the encoder.
+
+The agent maps the same region as its owner and talks with it in small JSON messages over a socket pair; bytes of blocks
+never pass through here. It ends when its owner does. When it dies, reads in flight fail, and it is started again.
+"""
+
+import base64
+import importlib
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from producer.memory.region import SharedRegion
+from producer.transport.base import BlockDescriptor, Outlet, Reader, TransportError
+
+logger = logging.getLogger(__name__)
+
+MAX_UNSETTLED = 64
+"""Reads past their deadline that may still write; with so many, the transport is not used until some end."""
+_MAX_MESSAGE_BYTES = 1 << 17
+_START_TIMEOUT_S = 30.0
+_BACKOFF_S = (0.1, 0.5, 2.0, 5.0)
+_POLL_S = {"outlet": 0.001, "reader": 0.1}
+"""How long an agent with no read in flight sleeps: an outlet must keep its library moving for its readers."""
+_BUSY_POLL_S = 0.0002
+
+
+class Backend(Protocol):
+    """What a transport library must do inside an agent; one thread calls it."""
+
+    def start(self, region: SharedRegion, devices: str) -> tuple[str, bytes]:
+        """Registers `region`; returns this end's name and the metadata that a reader needs to reach it."""
+
+    def post(self, read_id: int, peer: str, peer_metadata: bytes, address: int, offset: int, num_bytes: int) -> None:
+        """Begins a read of `num_bytes` at the peer's `address` to `offset` in the region; raises if it cannot."""
+
+    def progress(self) -> list[tuple[int, str]]:
+        """Keeps the library moving; returns reads that ended, each with "" or why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """One life of an agent: its name, the metadata to reach it, and where the region lies in its address space."""
+
+    name: str
+    metadata: bytes
+    address: int
+
+
+@dataclass(slots=True)
+class _Read:
+    """A read in flight, from the owner's side."""
+
+    offset: int
+    ended: threading.Event = field(default_factory=threading.Event)
+    error: str = ""
+
+
+class AgentProcess:
+    """The owner's side of an agent: starts it, keeps it up, passes reads on. Thread-safe."""
+
+    def __init__(self, backend: str, role: str, region: SharedRegion, devices: str = "") -> None:
+        """Starts an agent that runs `backend` ("module:class") as "outlet" or "reader" over `region`.
+
+        Args:
+            backend: where the library is; it is imported in the agent only.
+            role: "outlet" or "reader".
+            region: memory that peers read, or that reads land in; it must outlive this object.
+            devices: network devices that the library may use; "" leaves the choice to it.
+
+        Raises:
+            TransportError: the agent did not start.
+        """
+        self._arguments = (backend, role, devices)
+        self._region = region
+        self._lock = threading.Lock()
+        self._reads: dict[int, _Read] = {}
+        self._next_id = 0
+        self._closed = False
+        self._stop = threading.Event()
+        self.identity: AgentIdentity | None = None
+        """The agent as it is now; None while it is down."""
+        self._start()
+        self._supervisor = threading.Thread(target=self._supervise, name=f"{role}-agent", daemon=True)
+        self._supervisor.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the agent, for tests and diagnosis."""
+        return self._process.pid
+
+    def read(self, block: BlockDescriptor, offset: int, timeout_s: float) -> None:
+        """As `Reader.read`."""
+        read = self._post(block, offset)
+        if not read.ended.wait(timeout_s):
+            raise TransportError(f"no end of the read within {timeout_s:.1f} s", settled=False)
+        if read.error:
+            raise TransportError(read.error)
+
+    def is_settled(self, offset: int) -> bool:
+        """As `Reader.is_settled`."""
+        with self._lock:
+            return all(read.offset != offset for read in self._reads.values())
+
+    def close(self) -> None:
+        """Ends the agent; reads in flight fail."""
+        self._closed = True
+        self._stop.set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._supervisor.join(timeout=10)
+
+    def _post(self, block: BlockDescriptor, offset: int) -> _Read:
+        message = {
+            "peer": block.peer,
+            "metadata": base64.b64encode(block.peer_metadata).decode(),
+            "address": block.address,
+            "offset": offset,
+            "num_bytes": block.num_bytes,
+        }
+        with self._lock:
+            if self.identity is None:
+                raise TransportError("the transport's agent is down; it is being started again")
+            if len(self._reads) >= MAX_UNSETTLED:
+                raise TransportError(f"{MAX_UNSETTLED} reads are in flight or past their deadline already")
+            read_id = self._next_id = self._next_id + 1
+            read = self._reads[read_id] = _Read(offset)
+            try:
+                self._socket.send(json.dumps({"id": read_id, **message}).encode(), socket.MSG_DONTWAIT)
+            except OSError as error:
+                del self._reads[read_id]
+                raise TransportError(f"the transport's agent takes no work: {error.strerror}") from None
+        return read
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            fds = (self._region.fd, theirs.fileno())
+            command = [sys.executable, "-m", "producer.transport.agent", *self._arguments, *map(str, fds)]
+            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+        self._socket.settimeout(_START_TIMEOUT_S)
+        try:
+            hello = self._receive()
+        except OSError:
+            hello = None
+        self._socket.settimeout(None)
+        if hello is None or "error" in hello:
+            self._end_process()
+            raise TransportError(f"the transport's agent did not start: {(hello or {}).get('error', 'no answer')}")
+        self.identity = AgentIdentity(hello["name"], base64.b64decode(hello["metadata"]), hello["address"])
+
+    def _supervise(self) -> None:
+        """Takes answers; when they end, fails what is in flight and starts the agent again."""
+        while True:
+            self._take_answers()
+            self.identity = None
+            self._end_process()
+            self._fail_all("the transport's agent died")
+            if self._closed or not self._restart():
+                return
+
+    def _take_answers(self) -> None:
+        while (answer := self._receive()) is not None:
+            with self._lock:
+                read = self._reads.pop(answer["id"], None)
+            if read is not None:
+                read.error = answer["error"]
+                read.ended.set()
+
+    def _restart(self) -> bool:
+        """Tries until the agent is up; False once this object is closed."""
+        attempt = 0
+        while not self._stop.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]):
+            try:
+                self._start()
+                logger.warning("the agent of %s was started again", self._arguments[0])
+                return True
+            except TransportError as error:
+                logger.error("%s", error)
+                attempt += 1
+        return False
+
+    def _receive(self) -> dict[str, Any] | None:
+        try:
+            data = self._socket.recv(_MAX_MESSAGE_BYTES)
+        except ConnectionError:
+            return None
+        answer: dict[str, Any] | None = json.loads(data) if data else None
+        return answer
+
+    def _fail_all(self, why: str) -> None:
+        with self._lock:
+            reads = list(self._reads.values())
+            self._reads.clear()
+        for read in reads:
+            read.error = why
+            read.ended.set()
+
+    def _end_process(self) -> None:
+        self._socket.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class AgentOutlet(Outlet):
+    """A producer's end that lives in an agent."""
+
+    def __init__(self, name: str, agent: AgentProcess) -> None:
+        self.name = name
+        self.agent = agent
+
+    def describe(self, offset: int) -> tuple[int, str, bytes]:
+        identity = self.agent.identity
+        if identity is None:
+            raise TransportError("the transport's agent is down; it is being started again")
+        return identity.address + offset, identity.name, identity.metadata
+
+    @property
+    def is_up(self) -> bool:
+        return self.agent.identity is not None
+
+    def close(self) -> None:
+        self.agent.close()
+
+
+class AgentReader(Reader):
+    """A consumer's end that lives in an agent."""
+
+    def __init__(self, name: str, agent: AgentProcess) -> None:
+        self.name = name
+        self.agent = agent
+
+    def read(self, block: BlockDescriptor, offset: int, timeout_s: float) -> None:
+        self.agent.read(block, offset, timeout_s)
+
+    def is_settled(self, offset: int) -> bool:
+        return self.agent.is_settled(offset)
+
+    def close(self) -> None:
+        self.agent.close()
+
+
+def _run(backend: Backend, role: str, devices: str, region: SharedRegion, owner: socket.socket) -> None:
+    """The agent's one loop; it ends with its owner."""
+    name, metadata = backend.start(region, devices)
+    hello = {"name": name, "metadata": base64.b64encode(metadata).decode(), "address": region.address}
+    owner.send(json.dumps(hello).encode())
+    in_flight = 0
+    while True:
+        readable, _, _ = select.select([owner], [], [], _BUSY_POLL_S if in_flight else _POLL_S[role])
+        if readable:
+            data = owner.recv(_MAX_MESSAGE_BYTES)
+            if not data:
+                return
+            in_flight += _post(backend, json.loads(data), owner)
+        for read_id, error in backend.progress():
+            in_flight -= 1
+            owner.send(json.dumps({"id": read_id, "error": error}).encode())
+
+
+def _post(backend: Backend, message: dict[str, Any], owner: socket.socket) -> bool:
+    """Begins the read that `message` asks for; one that cannot begin is answered at once. Whether it is in flight."""
+    read_id = message.pop("id")
+    metadata = base64.b64decode(message.pop("metadata"))
+    try:
+        backend.post(read_id, peer_metadata=metadata, **message)
+    except Exception as error:  # whatever the library raises, it is the read's failure
+        owner.send(json.dumps({"id": read_id, "error": f"{type(error).__name__}: {error}"[:1000]}).encode())
+        return False
+    return True
+
+
+def main(arguments: list[str]) -> None:
+    """`agent BACKEND ROLE DEVICES REGION_FD SOCKET_FD`: see AgentProcess."""
+    where, role, devices, region_fd, socket_fd = arguments
+    owner = socket.socket(fileno=int(socket_fd))
+    try:
+        module, _, name = where.partition(":")
+        backend = getattr(importlib.import_module(module), name)()
+        _run(backend, role, devices, SharedRegion.adopt(int(region_fd)), owner)
+    except ConnectionError:
+        pass  # the owner has gone
+    except Exception as error:
+        owner.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode())
+    os._exit(0)  # transport libraries may crash in their exit handlers
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,77 @@
+"""The contract of a transport: an outlet beside the pool, a reader beside the landing region.
+
+A transport moves a block's bytes and vouches for nothing: the reader of the block checks it (`producer.wire.block`).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+class TransportError(Exception):
+    """The bytes did not come. `settled` says whether the landing memory may be reused at once."""
+
+    def __init__(self, message: str, *, settled: bool = True) -> None:
+        super().__init__(message)
+        self.settled = settled
+
+
+class TransportUnavailableError(Exception):
+    """The transport cannot be used in this process; the message says what is missing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockDescriptor:
+    """Where a leased block lies, for one transport (`ec_producer.v1.Descriptor`)."""
+
+    transport: str
+    lease_id: str
+    address: int
+    num_bytes: int
+    generation: int
+    peer: str
+    peer_metadata: bytes
+
+
+class Outlet(ABC):
+    """The producer's end. Thread-safe."""
+
+    name: str
+
+    @abstractmethod
+    def describe(self, offset: int) -> tuple[int, str, bytes]:
+        """Address of `offset` in the region as readers need it, the peer's name and its metadata.
+
+        Raises:
+            TransportError: the transport is down at the moment.
+        """
+
+    @property
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether readers can read now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the transport; reads in flight fail."""
+
+
+class Reader(ABC):
+    """The consumer's end; it writes into its landing region only. Thread-safe."""
+
+    name: str
+
+    @abstractmethod
+    def read(self, block: BlockDescriptor, offset: int, timeout_s: float) -> None:
+        """Reads the whole of `block` to `offset` in the landing region, within `timeout_s` seconds.
+
+        Raises:
+            TransportError: it did not; where the error is not `settled`, `wait_settled` says when the memory is free.
+        """
+
+    @abstractmethod
+    def is_settled(self, offset: int) -> bool:
+        """Whether nothing can be written at `offset` any more by a read that failed unsettled."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the transport; reads in flight fail."""

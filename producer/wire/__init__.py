@@ -1,0 +1,1 @@
+"""What producer and consumer must agree on: block format, versions, reasons, generated messages."""

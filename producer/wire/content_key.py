@@ -1,0 +1,16 @@
+"""The content key: the identity of an embedding, and the same wherever it is computed."""
+
+import hashlib
+
+
+def content_key(fingerprint: str, modality: str, data: bytes) -> str:
+    """64 hex digits (SHA-256) over all that decides an embedding's bytes.
+
+    Args:
+        fingerprint: of the model, its processor and their settings, 64 hex digits.
+        modality: vLLM's name of the kind, so that one file read as two kinds has two keys.
+        data: the media file.
+    """
+    digest = hashlib.sha256(f"ec-producer key 1|{fingerprint}|{modality}|{len(data)}|".encode())
+    digest.update(data)
+    return digest.hexdigest()
