@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -40,7 +41,8 @@ class ProducerError(Exception):
     @classmethod
     def from_call(cls, error: grpc.RpcError) -> "ProducerError":
         """The error of a whole call."""
-        details = {key: value for key, value in error.trailing_metadata() or ()}.get("grpc-status-details-bin", b"")
+        metadata: Any = error.trailing_metadata() or ()
+        details = dict(metadata).get("grpc-status-details-bin", b"")
         return cls(error.code(), _reason(status_pb2.Status.FromString(details)), error.details() or error.code().name)
 
 

@@ -52,7 +52,9 @@ class ShimConfig:
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(extra) - names)
         if unknown:
-            raise ValueError(f"ec_connector_extra_config has unknown {', '.join(unknown)}; known are {', '.join(sorted(names))}")
+            raise ValueError(
+                f"ec_connector_extra_config has unknown {', '.join(unknown)}; known are {', '.join(sorted(names))}"
+            )
         producers = extra.get("producers")
         if not isinstance(producers, list) or not all(isinstance(one, str) for one in producers):
             raise ValueError(f"producers is {producers!r}; expected a list with the host:port of at least one producer")

@@ -112,7 +112,8 @@ class ECProducerConnector(ECConnectorBase):
                 modality=feature.modality,
                 end=feature.mm_position.offset + feature.mm_position.length,
                 num_rows=request.get_num_encoder_embeds(index),
-                is_in_band=bool(feature.data) and not feature.data.keys() <= self._resolver.fields_for(feature.modality),
+                is_in_band=bool(feature.data)
+                and not feature.data.keys() <= self._resolver.fields_for(feature.modality),
             )
             for index, feature in enumerate(request.mm_features)
         ]

@@ -67,7 +67,9 @@ class EncodeMiddleware:
             transfer = scope["app"].state.vllm_config.ec_transfer_config
             if transfer is None:
                 raise RequestError(500, "EncodeMiddleware needs --ec-transfer-config with consumer_shim.connector")
-            self._encoder = _Encoder(ShimConfig.from_extra_config(transfer.ec_connector_extra_config), transfer.engine_id)
+            self._encoder = _Encoder(
+                ShimConfig.from_extra_config(transfer.ec_connector_extra_config), transfer.engine_id
+            )
         return self._encoder
 
 
@@ -79,7 +81,10 @@ class _Encoder:
         self.max_body_bytes = config.max_body_bytes
         self.engine_id = engine_id
         self._stubs = itertools.cycle(
-            [(address, _stub(grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS))) for address in config.producers]
+            [
+                (address, _stub(grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)))
+                for address in config.producers
+            ]
         )
 
     async def rewrite(self, body: bytes) -> tuple[bytes, list[str]]:
@@ -117,7 +122,7 @@ class _Encoder:
 
 
 class _Explained:
-    """Passes a response on; one that only says 'internal error' is replaced by the reason, if the connector knows it."""
+    """Passes a response on; an 'internal error' is replaced by the reason, where the connector knows it."""
 
     def __init__(self, send: Send, engine_id: str, leases: list[str]) -> None:
         self._send = send
@@ -158,7 +163,9 @@ def _http_status(error: ProducerError) -> int:
 
 async def _release(stub: Any, tickets: Sequence[pb.Ticket]) -> None:
     """Gives back what a refused request will not use; what fails ends by expiry."""
-    calls = (stub.Release(pb.ReleaseRequest(lease_id=ticket.lease_id), timeout=_RELEASE_TIMEOUT_S) for ticket in tickets)
+    calls = (
+        stub.Release(pb.ReleaseRequest(lease_id=ticket.lease_id), timeout=_RELEASE_TIMEOUT_S) for ticket in tickets
+    )
     await asyncio.gather(*calls, return_exceptions=True)
 
 

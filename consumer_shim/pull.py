@@ -155,7 +155,9 @@ class Puller:
             return self._give_up(pull, Failure(503, f"pulling over {reader.name} failed: {error}"))
         except BlockError as error:
             producer.release(lease.block.lease_id, _RELEASE_TIMEOUT_S)
-            return self._give_up(pull, Failure(502, f"what was pulled over {reader.name} is not the embedding: {error}"))
+            return self._give_up(
+                pull, Failure(502, f"what was pulled over {reader.name} is not the embedding: {error}")
+            )
         producer.release(lease.block.lease_id, _RELEASE_TIMEOUT_S)
         return None
 
@@ -173,4 +175,6 @@ class Puller:
 
 def _lost(ticket: PullTicket, error: ProducerError) -> Failure:
     status = 504 if error.code is grpc.StatusCode.DEADLINE_EXCEEDED else 503
-    return Failure(status, f"producer {ticket.address} does not give the embedding: {error.reason or error.code.name}: {error}")
+    return Failure(
+        status, f"producer {ticket.address} does not give the embedding: {error.reason or error.code.name}: {error}"
+    )

@@ -2,12 +2,12 @@
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from consumer_shim.tickets import PullTicket, to_params
-from producer.wire.contract import MODALITIES
+from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
 _EMBEDS = {"image": "image_embeds"}
@@ -34,7 +34,7 @@ class MediaPart:
 
     @property
     def item(self) -> pb.MediaItem:
-        return pb.MediaItem(modality=MODALITIES[self.modality], data=self.data)  # type: ignore[arg-type]
+        return pb.MediaItem(modality=modality_number(self.modality), data=self.data)
 
 
 def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
@@ -43,22 +43,19 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
     Raises:
         RequestError: a part, or what the request combines with it, cannot be served.
     """
-    parts = []
-    in_band = False
-    messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for index, part in enumerate(content if isinstance(content, list) else ()):
-            if not isinstance(part, dict):
-                continue
-            in_band |= part.get("type") == "image_embeds"
-            if part.get("type", "image_url") == "image_url" and "image_url" in part:
-                parts.append(MediaPart(content, index, "image", _data(part["image_url"])))
-    if parts and in_band:
+    found = list(_content_parts(body))
+    parts = [
+        MediaPart(content, index, "image", _data(part["image_url"]))
+        for content, index, part in found
+        if part.get("type", "image_url") == "image_url" and "image_url" in part
+    ]
+    if parts and any(part.get("type") == "image_embeds" for _, _, part in found):
         raise RequestError(400, "a request may carry image_url or image_embeds parts, not both")
     for name in _UNSUPPORTED_FIELDS if parts else ():
         if body.get(name):
-            raise RequestError(400, f"{name} cannot be set by a request here: the encoder service has settings of its own")
+            raise RequestError(
+                400, f"{name} cannot be set by a request here: the encoder service has settings of its own"
+            )
     return parts
 
 
@@ -79,12 +76,23 @@ def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Seq
     body["ec_transfer_params"] = {**params, **to_params(pulls)}
 
 
+def _content_parts(body: Mapping[str, Any]) -> Iterator[tuple[list[Any], int, dict[str, Any]]]:
+    """Every part of every message: the list it stands in, its place there, and itself."""
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            yield from ((content, index, part) for index, part in enumerate(content) if isinstance(part, dict))
+
+
 def _data(source: Any) -> bytes:
     url = source.get("url") if isinstance(source, dict) else source
     if not isinstance(url, str) or not url:
         raise RequestError(400, "an image_url part has no url")
     if not url.startswith("data:"):
-        raise RequestError(400, "image_url is not a data URL; the encoder service takes media as bytes and fetches nothing")
+        raise RequestError(
+            400, "image_url is not a data URL; the encoder service takes media as bytes and fetches nothing"
+        )
     header, comma, payload = url.partition(",")
     if not comma or not header.endswith(";base64"):
         raise RequestError(400, "image_url is not a base64 data URL")

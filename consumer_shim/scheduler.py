@@ -1,7 +1,7 @@
 """The scheduler's side: which requests wait for which embeddings, and when they are ready or unavailable.
 
-An item is ready only while the request pins its block in the landing region. What the engine's own encoder cache may hold
-is not relied on, since it can evict within one scheduling pass. All methods are for the scheduler's thread.
+An item is ready only while the request pins its block in the landing region. What the engine's own encoder cache may
+hold is not relied on, since it can evict within one scheduling pass. All methods are for the scheduler's thread.
 """
 
 import itertools
@@ -194,9 +194,13 @@ class SchedulerSide:
         )
         for what, found, expected in differences:
             if found != expected:
-                raise ValueError(f"the ticket of {item.modality} {item.identifier[:16]} has {what} {found}, expected {expected}")
+                raise ValueError(
+                    f"the ticket of {item.modality} {item.identifier[:16]} has {what} {found}, expected {expected}"
+                )
         if ticket.address not in self._addresses:
-            raise ValueError(f"the ticket names producer {ticket.address[:100]}, which this server is not configured with")
+            raise ValueError(
+                f"the ticket names producer {ticket.address[:100]}, which this server is not configured with"
+            )
 
     def _advance(self, request: _Request, computed: int) -> Failure | None:
         needed = request.needed(computed)

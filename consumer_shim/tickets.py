@@ -6,13 +6,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from producer.wire.block import BlockIdentity, EmbeddingShape
-from producer.wire.contract import DTYPE_BYTES, MODALITIES, TICKETS_PARAM
+from producer.wire.contract import DTYPE_BYTES, TICKETS_PARAM
+from producer.wire.modality import modality_name
 from producer.wire.pb import encoder_cache_pb2 as pb
 
 _MAX_TICKETS = 4096
 _MAX_ROWS = 1 << 24
-_HEX = {"key": re.compile(r"[0-9a-f]{64}"), "epoch": re.compile(r"[0-9a-f]{16}"), "lease_id": re.compile(r"[0-9a-f]{0,64}")}
-_NAMES = {number: name for name, number in MODALITIES.items()}
+_HEX = {
+    "key": re.compile(r"[0-9a-f]{64}"),
+    "epoch": re.compile(r"[0-9a-f]{16}"),
+    "lease_id": re.compile(r"[0-9a-f]{0,64}"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +41,10 @@ class PullTicket:
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= _MAX_ROWS:
                 raise ValueError(f"the ticket's {name} is {str(value)[:80]}; allowed are 1 to {_MAX_ROWS}")
-        if self.dtype not in DTYPE_BYTES or self.modality not in MODALITIES or not isinstance(self.address, str):
-            raise ValueError("the ticket's dtype, modality or address is not one that is known")
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"the ticket's dtype is {str(self.dtype)[:80]!r}; allowed are {', '.join(DTYPE_BYTES)}")
+        if not isinstance(self.modality, str) or not isinstance(self.address, str):
+            raise ValueError("the ticket's modality or address is not text")
 
     @property
     def shape(self) -> EmbeddingShape:
@@ -57,7 +63,7 @@ class PullTicket:
         """
         return cls(
             key=ticket.key,
-            modality=_NAMES.get(ticket.modality, ""),
+            modality=modality_name(ticket.modality),
             num_rows=ticket.num_rows,
             width=ticket.width,
             dtype=ticket.dtype,

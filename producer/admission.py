@@ -77,10 +77,13 @@ class Admission:
                 Reason.UNSUPPORTED_MODALITY, f"modality {item.modality} is not served; {', '.join(self._modalities)} is"
             )
         if not item.data:
-            raise InvalidItemError(Reason.MEDIA_EMPTY, "the item has no data; media arrive as bytes, URLs are not fetched")
+            raise InvalidItemError(
+                Reason.MEDIA_EMPTY, "the item has no data; media arrive as bytes, URLs are not fetched"
+            )
         if len(item.data) > self._max_item_bytes:
             raise InvalidItemError(
-                Reason.MEDIA_TOO_LARGE, f"the item has {len(item.data)} bytes; at most {self._max_item_bytes} are allowed"
+                Reason.MEDIA_TOO_LARGE,
+                f"the item has {len(item.data)} bytes; at most {self._max_item_bytes} are allowed",
             )
 
     async def _key(self, item: MediaItem) -> str:
@@ -92,7 +95,9 @@ class Admission:
         try:
             return self._pool.grant(key)
         except NotFoundError:
-            raise OverloadedError(Reason.POOL_FULL, "the pool is so full that the embedding was evicted at once") from None
+            raise OverloadedError(
+                Reason.POOL_FULL, "the pool is so full that the embedding was evicted at once"
+            ) from None
 
     async def _join(self, key: str, item: MediaItem) -> None:
         """Waits for the encode of `key`, begun here if nobody has."""

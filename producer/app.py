@@ -28,7 +28,8 @@ from producer.step_loop import StepLoop
 from producer.transport import nixl
 from producer.transport.base import Outlet
 from producer.transport.stream import StreamOutlet
-from producer.wire.contract import GRPC_TRANSPORT, MODALITIES, SERVICE_NAME, WIRE_VERSION
+from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, WIRE_VERSION
+from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import add_EncoderCacheServicer_to_server
 
@@ -138,7 +139,9 @@ def _start_encoder(
     stack.callback(preprocessor.close)
     preprocessor.start()
     model = encoder.load()
-    metrics.info.info({"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **model.versions})
+    metrics.info.info(
+        {"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **model.versions}
+    )
     loop = StepLoop(
         encoder.encode,
         Publisher(pool, metrics).publish,
@@ -175,12 +178,14 @@ async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) 
     return lease.info.shape.width
 
 
-def _model_info(config: ServeConfig, model: ModelInfo, *, epoch: int, width: int, address: str) -> pb.GetModelInfoResponse:
+def _model_info(
+    config: ServeConfig, model: ModelInfo, *, epoch: int, width: int, address: str
+) -> pb.GetModelInfoResponse:
     return pb.GetModelInfoResponse(
         model=model.model,
         fingerprint=model.fingerprint,
         dtype=model.dtype,
-        modalities=[pb.ModalityInfo(modality=MODALITIES[name], width=width) for name in model.modalities],
+        modalities=[pb.ModalityInfo(modality=modality_number(name), width=width) for name in model.modalities],
         limits=pb.Limits(
             max_items_per_request=config.max_items_per_request,
             max_item_bytes=config.max_item_bytes,

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 from producer import __version__
 from producer.config import ServeConfig, parse_bytes, parse_object
@@ -49,7 +49,7 @@ def _add_serve(commands: Any) -> None:
 def _flag(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     """argparse's view of a setting; without the flag, the setting's own default holds."""
     meta = field.metadata
-    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[operator]
     common = {"dest": field.name, "default": argparse.SUPPRESS, "help": f"{meta['help']} (default: {_shown(default)})"}
     if isinstance(default, bool):
         return {**common, "action": "store_true"}
@@ -58,7 +58,11 @@ def _flag(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     if isinstance(default, dict):
         return {**common, "type": _named(parse_object), "metavar": "JSON"}
     convert = parse_bytes if meta["size"] else type(default)
-    return {**common, "type": _named(convert), "metavar": "|".join(meta["choices"]) or field.name.rsplit("_")[-1].upper()}
+    return {
+        **common,
+        "type": _named(convert),
+        "metavar": "|".join(meta["choices"]) or field.name.rsplit("_")[-1].upper(),
+    }
 
 
 def _shown(default: Any) -> str:
@@ -70,8 +74,8 @@ def _named(convert: Callable[[str], Any]) -> Callable[[str], Any]:
         try:
             return convert(text)
         except ValueError as error:
-            wanted = {int: f"{text!r} is not a whole number", float: f"{text!r} is not a number"}
-            raise argparse.ArgumentTypeError(wanted.get(convert, str(error))) from None
+            wanted = f"{text!r} is not a number" if convert in (int, float) else str(error)
+            raise argparse.ArgumentTypeError(wanted) from None
 
     return parse
 

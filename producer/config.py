@@ -39,7 +39,13 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def _setting(
-    default: Any, help: str, *, low: float | None = None, high: float | None = None, size: bool = False, choices: tuple[str, ...] = ()
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    size: bool = False,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     """A field: its default (or a function that makes it), a sentence with the unit, and what is allowed."""
     metadata = {"help": help, "low": low, "high": high, "size": size, "choices": choices}
@@ -66,7 +72,9 @@ class ServeConfig:
     revision: str = _setting("", "revision of a hub model")
     mm_processor_kwargs: dict[str, Any] = _setting(dict, "JSON object for the model's processor, as vLLM takes it")
     media_io_kwargs: dict[str, Any] = _setting(dict, "JSON object by modality for media decoding, as vLLM takes it")
-    pool_bytes: int = _setting(1 << 30, "size of the embedding pool in host memory", low=1 << 20, high=1 << 46, size=True)
+    pool_bytes: int = _setting(
+        1 << 30, "size of the embedding pool in host memory", low=1 << 20, high=1 << 46, size=True
+    )
     lease_s: float = _setting(60.0, "seconds that a lease keeps an embedding in the pool", low=1, high=3600)
     max_leases: int = _setting(100_000, "leases at once", low=1, high=10_000_000)
     max_queue_items: int = _setting(256, "items admitted and not finished", low=1, high=100_000)
@@ -114,7 +122,7 @@ def split_address(name: str, value: str) -> tuple[str, int]:
 
 def _check(field: "dataclasses.Field[Any]", value: Any) -> None:
     meta = field.metadata
-    low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices")
+    low, high, choices = meta.get("low"), meta.get("high"), meta.get("choices") or ()
     if low is not None and high is not None and not low <= value <= high:
         raise ValueError(f"{field.name} is {value}; allowed are {low} to {high}")
     values = value if isinstance(value, tuple) else (value,)

@@ -70,7 +70,9 @@ class EmbeddingPool:
         try:
             block = self._store.reserve(key, info.shape.block_bytes)
         except StoreFullError as error:
-            raise OverloadedError(Reason.POOL_FULL, f"the embedding pool is full of leased embeddings: {error}") from None
+            raise OverloadedError(
+                Reason.POOL_FULL, f"the embedding pool is full of leased embeddings: {error}"
+            ) from None
         try:
             identity = BlockIdentity(key=bytes.fromhex(key), epoch=self._epoch, generation=block.generation)
             write_block(self._view(block), identity, info.shape, rows)

@@ -7,16 +7,11 @@ from google.rpc import error_details_pb2, status_pb2
 
 from producer.core import Lease, Metadata, NumberArray
 from producer.errors import STATUS_CODES, OverloadedError, ServiceError
-from producer.wire.contract import ERROR_DOMAIN, MODALITIES
+from producer.wire.contract import ERROR_DOMAIN
+from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
 _RETRY_DELAY_S = 0.1
-_MODALITY_NAMES = {number: name for name, number in MODALITIES.items()}
-
-
-def modality_name(number: int) -> str:
-    """vLLM's name of a modality; one that has none shows its number."""
-    return _MODALITY_NAMES.get(number, f"number {number}")
 
 
 def ticket(lease: Lease, *, epoch: str, lease_s: float, address: str) -> pb.Ticket:
@@ -24,7 +19,7 @@ def ticket(lease: Lease, *, epoch: str, lease_s: float, address: str) -> pb.Tick
     shape = lease.info.shape
     return pb.Ticket(
         key=lease.key,
-        modality=MODALITIES[lease.info.modality],
+        modality=modality_number(lease.info.modality),
         num_rows=shape.num_rows,
         width=shape.width,
         dtype=shape.dtype,

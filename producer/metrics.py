@@ -25,7 +25,11 @@ class Metrics:
         )
         self.queue_items = Gauge("ec_producer_queue_items", "Items admitted and not finished.", registry=registry)
         self.stage_seconds = Histogram(
-            "ec_producer_stage_seconds", "Time an item or a step spends in a stage.", ["stage"], buckets=_SECONDS, registry=registry
+            "ec_producer_stage_seconds",
+            "Time an item or a step spends in a stage.",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.step_items = Histogram(
             "ec_producer_step_items", "Items in an encoder step.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry

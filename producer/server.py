@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import grpc
 
@@ -9,14 +10,15 @@ from producer.admission import Admission
 from producer.core import Lease, MediaItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InvalidRequestError, MismatchError, ServiceError, UnavailableError
-from producer.messages import duration, error_status, modality_name, status_code, ticket
+from producer.messages import duration, error_status, status_code, ticket
 from producer.metrics import Metrics
 from producer.transport.base import Outlet, TransportError
 from producer.wire.contract import FETCH_CHUNK_BYTES, WIRE_VERSION, Reason
+from producer.wire.modality import modality_name
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer
 
-Context = grpc.aio.ServicerContext
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Servicer(EncoderCacheServicer):
@@ -120,7 +122,9 @@ class Servicer(EncoderCacheServicer):
             self._pool.release(lease.lease_id)
             raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name}: {error}") from None
         self._pool.release(request.lease_id)
-        return pb.AcquireResponse(lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor)
+        return pb.AcquireResponse(
+            lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor
+        )
 
 
 def _describe(lease: Lease, outlet: Outlet) -> pb.Descriptor:

@@ -1,7 +1,7 @@
 """The one adapter to vLLM's models: configures, loads and runs the encoder in this process.
 
-Written against vLLM 0.32 (CPU) and 0.33 (GPU). The language model is never loaded: `mm_encoder_only` leaves a placeholder
-in its place and skips checkpoint shards that hold nothing else.
+Written against vLLM 0.32 (CPU) and 0.33 (GPU). The language model is never loaded: `mm_encoder_only` leaves a
+placeholder in its place and skips checkpoint shards that hold nothing else.
 """
 
 import importlib.metadata
@@ -126,9 +126,9 @@ class VllmEncoder:
         known = [name for name in wanted if info.supported_mm_limits.get(name, 0) != 0]
         served = tuple(name for name in known if info.data_parser.placeholder_metadata_fields(name))
         if not served:
-            architecture = self.model_config.architecture
+            known_as = f"{self._model_name} ({self.model_config.architecture})"
             raise UnsupportedModelError(
-                f"model {self._model_name} ({architecture}): vLLM takes none of {', '.join(wanted)} for it by metadata alone"
+                f"model {known_as}: vLLM takes none of {', '.join(wanted)} for it by metadata alone"
             )
         return served
 

@@ -5,17 +5,14 @@ never pass through here. It ends when its owner does. When it dies, reads in fli
 """
 
 import base64
-import importlib
 import json
 import logging
-import os
-import select
 import socket
 import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from producer.memory.region import SharedRegion
 from producer.transport.base import BlockDescriptor, Outlet, Reader, TransportError
@@ -24,25 +21,9 @@ logger = logging.getLogger(__name__)
 
 MAX_UNSETTLED = 64
 """Reads past their deadline that may still write; with so many, the transport is not used until some end."""
-_MAX_MESSAGE_BYTES = 1 << 17
+MAX_MESSAGE_BYTES = 1 << 17
 _START_TIMEOUT_S = 30.0
 _BACKOFF_S = (0.1, 0.5, 2.0, 5.0)
-_POLL_S = {"outlet": 0.001, "reader": 0.1}
-"""How long an agent with no read in flight sleeps: an outlet must keep its library moving for its readers."""
-_BUSY_POLL_S = 0.0002
-
-
-class Backend(Protocol):
-    """What a transport library must do inside an agent; one thread calls it."""
-
-    def start(self, region: SharedRegion, devices: str) -> tuple[str, bytes]:
-        """Registers `region`; returns this end's name and the metadata that a reader needs to reach it."""
-
-    def post(self, read_id: int, peer: str, peer_metadata: bytes, address: int, offset: int, num_bytes: int) -> None:
-        """Begins a read of `num_bytes` at the peer's `address` to `offset` in the region; raises if it cannot."""
-
-    def progress(self) -> list[tuple[int, str]]:
-        """Keeps the library moving; returns reads that ended, each with "" or why it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +123,7 @@ class AgentProcess:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             fds = (self._region.fd, theirs.fileno())
-            command = [sys.executable, "-m", "producer.transport.agent", *self._arguments, *map(str, fds)]
+            command = [sys.executable, "-m", "producer.transport.agent_main", *self._arguments, *map(str, fds)]
             self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
         self._socket.settimeout(_START_TIMEOUT_S)
         try:
@@ -188,7 +169,7 @@ class AgentProcess:
 
     def _receive(self) -> dict[str, Any] | None:
         try:
-            data = self._socket.recv(_MAX_MESSAGE_BYTES)
+            data = self._socket.recv(MAX_MESSAGE_BYTES)
         except ConnectionError:
             return None
         answer: dict[str, Any] | None = json.loads(data) if data else None
@@ -247,52 +228,3 @@ class AgentReader(Reader):
 
     def close(self) -> None:
         self.agent.close()
-
-
-def _run(backend: Backend, role: str, devices: str, region: SharedRegion, owner: socket.socket) -> None:
-    """The agent's one loop; it ends with its owner."""
-    name, metadata = backend.start(region, devices)
-    hello = {"name": name, "metadata": base64.b64encode(metadata).decode(), "address": region.address}
-    owner.send(json.dumps(hello).encode())
-    in_flight = 0
-    while True:
-        readable, _, _ = select.select([owner], [], [], _BUSY_POLL_S if in_flight else _POLL_S[role])
-        if readable:
-            data = owner.recv(_MAX_MESSAGE_BYTES)
-            if not data:
-                return
-            in_flight += _post(backend, json.loads(data), owner)
-        for read_id, error in backend.progress():
-            in_flight -= 1
-            owner.send(json.dumps({"id": read_id, "error": error}).encode())
-
-
-def _post(backend: Backend, message: dict[str, Any], owner: socket.socket) -> bool:
-    """Begins the read that `message` asks for; one that cannot begin is answered at once. Whether it is in flight."""
-    read_id = message.pop("id")
-    metadata = base64.b64decode(message.pop("metadata"))
-    try:
-        backend.post(read_id, peer_metadata=metadata, **message)
-    except Exception as error:  # whatever the library raises, it is the read's failure
-        owner.send(json.dumps({"id": read_id, "error": f"{type(error).__name__}: {error}"[:1000]}).encode())
-        return False
-    return True
-
-
-def main(arguments: list[str]) -> None:
-    """`agent BACKEND ROLE DEVICES REGION_FD SOCKET_FD`: see AgentProcess."""
-    where, role, devices, region_fd, socket_fd = arguments
-    owner = socket.socket(fileno=int(socket_fd))
-    try:
-        module, _, name = where.partition(":")
-        backend = getattr(importlib.import_module(module), name)()
-        _run(backend, role, devices, SharedRegion.adopt(int(region_fd)), owner)
-    except ConnectionError:
-        pass  # the owner has gone
-    except Exception as error:
-        owner.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode())
-    os._exit(0)  # transport libraries may crash in their exit handlers
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

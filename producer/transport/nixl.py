@@ -45,7 +45,7 @@ def _find() -> str:
 
 
 class NixlBackend:
-    """A NIXL agent (`producer.transport.agent.Backend`)."""
+    """A NIXL agent (`producer.transport.agent_main.Backend`)."""
 
     def start(self, region: SharedRegion, devices: str) -> tuple[str, bytes]:
         if devices:

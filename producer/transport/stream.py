@@ -1,6 +1,7 @@
 """gRPC bytes, the transport that is always there: `Fetch` streams the block over the control connection."""
 
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -31,7 +32,7 @@ class StreamReader(Reader):
 
     name = GRPC_TRANSPORT
 
-    def __init__(self, region: SharedRegion, fetch: Callable[..., "grpc.CallIterator[pb.FetchResponse]"]) -> None:
+    def __init__(self, region: SharedRegion, fetch: Callable[..., Any]) -> None:
         """`fetch` is a stub's `Fetch`, bound to the producer that the blocks lie at."""
         self._region = region
         self._fetch = fetch

@@ -19,9 +19,6 @@ GRPC_TRANSPORT: Final = "grpc"
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of an element, by the element types that an embedding may have."""
 
-MODALITIES: Final = {"image": 1, "video": 2, "audio": 3}
-"""Number of a kind in `ec_producer.v1.Modality`, by vLLM's name for it."""
-
 TICKETS_PARAM: Final = "ec_producer_tickets"
 """Field of a request's `ec_transfer_params` that carries its tickets."""
 
