@@ -14,8 +14,9 @@ import grpc
 
 from consumer_shim.client import CHANNEL_OPTIONS, ProducerError, outcomes
 from consumer_shim.config import ShimConfig
+from consumer_shim.pull import Failure
 from consumer_shim.reasons import ask
-from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, find_media
+from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, find_media, leases_in
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
 
@@ -28,6 +29,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _PATH = "/v1/chat/completions"
 _RELEASE_TIMEOUT_S = 2.0
+_MAX_HELD = 64
 _HTTP_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -88,7 +90,7 @@ class _Encoder:
         )
 
     async def rewrite(self, body: bytes) -> tuple[bytes, list[str]]:
-        """The body to hand on, and the leases of the tickets put into it; the body itself if it has no media.
+        """The body to hand on, itself if it has no media, and the leases of the tickets in it.
 
         Raises:
             RequestError: the media cannot be served.
@@ -97,9 +99,11 @@ class _Encoder:
             request = json.loads(body)
         except ValueError:
             return body, []  # vLLM says what is wrong with it
-        parts = find_media(request) if isinstance(request, dict) else []
-        if not parts:
+        if not isinstance(request, dict):
             return body, []
+        parts = find_media(request)
+        if not parts:
+            return body, leases_in(request)
         tickets = await self._encode(parts)
         apply_tickets(request, parts, tickets)
         return json.dumps(request).encode(), [ticket.lease_id for ticket, _ in tickets]
@@ -122,35 +126,49 @@ class _Encoder:
 
 
 class _Explained:
-    """Passes a response on; an 'internal error' is replaced by the reason, where the connector knows it."""
+    """Passes a response on; an 'internal error' is replaced by the reason, where the connector knows it.
+
+    vLLM begins a stream with an event of the role alone for each choice, then says that the request failed. So a
+    response is held back until its first bytes that say something else.
+    """
 
     def __init__(self, send: Send, engine_id: str, leases: list[str]) -> None:
         self._send = send
         self._engine_id = engine_id
         self._leases = leases
-        self._start: Message | None = None
+        self._held: list[Message] | None = []
         self._replaced = False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start = message  # held back until the first bytes show whether it is an error
-            return
         if self._replaced:
             return
-        if self._start is not None:
-            start, self._start = self._start, None
-            if _is_failure(start, message.get("body", b"")):
-                failure = await asyncio.to_thread(ask, self._engine_id, self._leases)
-                if failure is not None:
-                    self._replaced = True
-                    await _send_error(self._send, failure.http_status, failure.message)
-                    return
-            await self._send(start)
-        await self._send(message)
+        if self._held is None:
+            await self._send(message)
+            return
+        self._held.append(message)
+        if message["type"] == "http.response.start" or (_is_opening(message) and len(self._held) < _MAX_HELD):
+            return
+        held, self._held = self._held, None
+        failure = await self._failure(held[0], message)
+        if failure is not None:
+            self._replaced = True
+            await _send_error(self._send, failure.http_status, failure.message)
+            return
+        for one in held:
+            await self._send(one)
+
+    async def _failure(self, start: Message, message: Message) -> Failure | None:
+        """Why the request failed; None where it did not, or nobody knows."""
+        in_stream = start["status"] == 200 and message.get("body", b"").startswith(b'data: {"error"')
+        if start["status"] != 500 and not in_stream:
+            return None
+        return await asyncio.to_thread(ask, self._engine_id, self._leases)
 
 
-def _is_failure(start: Message, body: bytes) -> bool:
-    return start["status"] == 500 or (start["status"] == 200 and body.startswith(b'data: {"error"'))
+def _is_opening(message: Message) -> bool:
+    """Whether it is the event that a streamed choice begins with: its role, and no content."""
+    body = message.get("body", b"")
+    return bool(message.get("more_body")) and body.startswith(b"data: ") and b'"delta":{"role":' in body
 
 
 def _stub(channel: grpc.aio.Channel) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from consumer_shim.tickets import PullTicket, to_params
+from consumer_shim.tickets import PullTicket, from_params, to_params
 from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
@@ -74,6 +74,19 @@ def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Seq
     params = body.get("ec_transfer_params") or {}
     pulls = [PullTicket.from_message(ticket, address) for ticket, address in tickets]
     body["ec_transfer_params"] = {**params, **to_params(pulls)}
+
+
+def leases_in(body: Mapping[str, Any]) -> list[str]:
+    """Leases of the tickets that a client put into its request itself.
+
+    Raises:
+        RequestError: they are malformed.
+    """
+    params = body.get("ec_transfer_params")
+    try:
+        return [ticket.lease_id for ticket in from_params(params if isinstance(params, dict) else None)]
+    except ValueError as error:
+        raise RequestError(400, str(error)) from None
 
 
 def _content_parts(body: Mapping[str, Any]) -> Iterator[tuple[list[Any], int, dict[str, Any]]]:

@@ -47,6 +47,7 @@ class Load:
 
 @dataclass(slots=True)
 class _Request:
+    leases: list[str] = field(default_factory=list)
     items: list[tuple[RequestItem, PullTicket]] = field(default_factory=list)
     failure: Failure | None = None
     pins: dict[str, Block] = field(default_factory=dict)  # by key
@@ -172,16 +173,20 @@ class SchedulerSide:
         return self._failures.get(lease_id)
 
     def _admit(self, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]) -> _Request:
+        request = _Request()
         try:
             items, tickets = describe()
+            request.leases = [ticket.lease_id for ticket in tickets]
             pairs = _pair(items, tickets)
             for item, ticket in pairs:
                 self._check(item, ticket)
         except ValueError as error:
-            return _Request(failure=Failure(400, str(error)))
+            request.failure = Failure(400, str(error))
+            return request
         for item, ticket in pairs:
             self._uses.setdefault(item.identifier, _Use(ticket.key)).num_requests += 1
-        return _Request(items=pairs)
+        request.items = pairs
+        return request
 
     def _check(self, item: RequestItem, ticket: PullTicket) -> None:
         """Compares what the ticket promises with what the request and the model take; ValueError names the first."""
@@ -250,8 +255,8 @@ class SchedulerSide:
         logger.warning("request %s fails: %s", request_id, request.failure.message)
         self._unpin(request, request.pins.keys())
         self._unavailable.add(request_id)
-        for _, ticket in request.items:
-            self._failures[ticket.lease_id] = request.failure
+        for lease_id in request.leases:
+            self._failures[lease_id] = request.failure
         while len(self._failures) > _MAX_FAILURES:
             self._failures.popitem(last=False)
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from tests.kit.ports import handed_out_ports
 from tests.kit.processes import MARK, MARK_VALUE
+from tests.kit.supervisor import RESOURCE_TRACKER
 
 SHARED_MEMORY = Path("/dev/shm")
+TRACKED = ("sem.mp-", "psm_")  # the names that Python's multiprocessing gives
 LISTEN = "0A"  # the state's number in /proc/net/tcp
 
 
@@ -47,13 +49,20 @@ def our_processes() -> set[int]:
 
 
 def _new_shared_memory(before: Snapshot) -> list[Path]:
-    """Entries that appeared since, except those that a process of somebody else is using."""
+    """Entries that appeared since, except those that may be somebody else's."""
     new = {path for path in _shared_memory() if path not in before.shared_memory}
     if not new:
         return []
     ours = our_processes()
-    used = {path for pid in _pids() if pid not in ours for path in _used_shared_memory(pid)}
-    return sorted(path for path in new - used if path.exists())
+    others = [pid for pid in _pids() if pid not in ours]
+    used = {path for pid in others for path in _used_shared_memory(pid)}
+    tracked = {path for path in new if path.name.startswith(TRACKED) and _any_tracker(others)}
+    return sorted(path for path in new - used - tracked if path.exists())
+
+
+def _any_tracker(pids: list[int]) -> bool:
+    """Whether one of them unlinks other processes' entries at its end, without using them itself."""
+    return any(RESOURCE_TRACKER in _command(pid) for pid in pids)
 
 
 def _shared_memory() -> Iterator[Path]:

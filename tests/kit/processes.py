@@ -4,6 +4,7 @@ A `Service` is one command under `supervisor.py`, with a log file and a question
 tells whether it is ready. Even a SIGKILL of this process ends its services.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,8 +24,8 @@ MARK = "EC_KIT_RUN"
 """Environment variable that marks all processes started from here, whatever they start in turn."""
 MARK_VALUE = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
 LOG_TAIL_LINES = 25
-POLL_S = 0.1
-SUPERVISOR_MARGIN_S = 20.0
+POLL_S = 0.2
+SUPERVISOR_MARGIN_S = 45.0  # what the supervisor may take beyond the grace period
 
 
 class ServiceError(Exception):
@@ -70,6 +71,7 @@ class Service:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._lifeline = self._report = -1
         self._started_s = 0.0
+        self._hurry = True  # until it was ready once: while it starts, vLLM is deaf to SIGTERM
         self.pid = 0
         """The command's own process, 0 while it is not started."""
 
@@ -79,6 +81,7 @@ class Service:
         lifeline, self._lifeline = os.pipe()
         self._report, report = os.pipe()
         self._started_s = time.monotonic()
+        self._hurry = True
         self._supervisor = self._launch(lifeline, report)
         os.close(lifeline)
         os.close(report)
@@ -106,6 +109,7 @@ class Service:
     def poll_ready(self) -> bool:
         """Whether it answers. Raises `ServiceError` once there is no hope that it will."""
         if self._ready():
+            self._hurry = False
             return True
         if not self.running:
             raise ServiceError(f"{self.name} ended before it was ready{self._log_tail()}")
@@ -129,6 +133,8 @@ class Service:
     def request_stop(self) -> None:
         """Begin to stop without waiting, so that several can stop at the same time."""
         if self._lifeline >= 0:
+            if self._hurry:
+                _write_if_read(self._lifeline)
             os.close(self._lifeline)
             self._lifeline = -1
 
@@ -172,6 +178,11 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _write_if_read(fd: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the service has ended by itself
+        os.write(fd, b"!")
 
 
 def _read_line(fd: int) -> str:

@@ -2,9 +2,10 @@
 
     python -I -S supervisor.py LIFELINE REPORT GRACE_S COMMAND…
 
-LIFELINE is the reading end of a pipe that the asker holds open. A byte on it, or its
-end (the asker is gone, however it went), means stop: SIGTERM to the command, as an
-init system would send it, a grace period, then SIGKILL to all that is left. Every
+LIFELINE is the reading end of a pipe that the asker holds open. Its end (the asker let
+go of it, or is gone, however it went) means stop: SIGTERM to the command, as an init
+system would send it, a grace period, then SIGKILL to all that is left. A byte on it
+means the same in a hurry, for a command that has nothing to finish yet. Every
 process that the command starts, daemons included, stays below this one (it is their
 'subreaper'), so none gets away. A scratch folder, the command's TMPDIR, goes with it.
 
@@ -28,8 +29,11 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
-STRAGGLER_GRACE_S = 2.0
+HURRY_S = 2.0
+STRAGGLER_GRACE_S = 10.0  # a process with a large library loaded takes seconds to end on a busy machine
 KILL_TIMEOUT_S = 10.0
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+"""Python's helper that unlinks shared memory once its users are gone, so it has to go last."""
 
 stop_requested = False
 
@@ -41,10 +45,10 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _request_stop)
     signal.signal(signal.SIGHUP, _request_stop)
     with tempfile.TemporaryDirectory(prefix="ec-", ignore_cleanup_errors=True) as scratch:
-        leader = Leader(arguments[3:], scratch)
+        leader = Leader(arguments[3:], scratch, grace_s)
         _tell(report, str(leader.pid))
-        code = leader.attend(lifeline, grace_s)
-        for line in _end_stragglers(min(grace_s, STRAGGLER_GRACE_S)):
+        code = leader.attend(lifeline)
+        for line in _end_stragglers(min(leader.grace_s, STRAGGLER_GRACE_S)):
             _tell(report, line)
     return code
 
@@ -52,20 +56,22 @@ def main(arguments: list[str]) -> int:
 class Leader:
     """The command itself: the first process below the supervisor, leader of a session of its own."""
 
-    def __init__(self, command: list[str], scratch: str) -> None:
+    def __init__(self, command: list[str], scratch: str, grace_s: float) -> None:
         self.pid = os.fork()
         if self.pid == 0:
             _become(command, scratch)
         self.code: int | None = None
+        self.grace_s = grace_s
 
-    def attend(self, lifeline: int, grace_s: float) -> int:
+    def attend(self, lifeline: int) -> int:
         """Wait until the command ends or is to be stopped; its exit code, negative for a signal."""
         while not self.ended() and not stop_requested:
             if select.select([lifeline], [], [], POLL_S)[0]:
+                self.grace_s = min(self.grace_s, HURRY_S) if os.read(lifeline, 1) else self.grace_s
                 break
         if not self.ended():
             os.kill(self.pid, signal.SIGTERM)
-            _wait(self.ended, grace_s)
+            _wait(self.ended, self.grace_s)
         return -signal.SIGKILL if self.code is None else self.code
 
     def ended(self) -> bool:
@@ -92,14 +98,25 @@ def _become(command: list[str], scratch: str) -> None:
 def _end_stragglers(grace_s: float) -> list[str]:
     """Wait a moment for what is left below us, then kill it; one line for each killed process."""
     _wait(_alone, grace_s)
+    killed = _kill_all(lambda name: RESOURCE_TRACKER not in name)
+    _wait(_alone, grace_s if killed else 0.0)
+    return list((killed | _kill_all(lambda name: True)).values())
+
+
+def _kill_all(chosen: Callable[[str], bool]) -> dict[int, str]:
+    """Kill what is below us and chosen by its command, until it is gone; the commands by process."""
     killed: dict[int, str] = {}
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while not _alone() and time.monotonic() < deadline:
-        for pid in _descendants():
-            killed.setdefault(pid, f"{pid} {_name(pid)}")
+        names = {pid: _name(pid) for pid in _descendants()}
+        found = {pid: f"{pid} {name}" for pid, name in names.items() if chosen(name)}
+        if not found:
+            break
+        killed = found | killed
+        for pid in found:
             _kill(pid)
         time.sleep(POLL_S)
-    return list(killed.values())
+    return killed
 
 
 def _alone() -> bool:

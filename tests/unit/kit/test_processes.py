@@ -213,6 +213,17 @@ def test_leftovers_name_each_thing(make: Callable[..., Service], before: Snapsho
         entry.unlink(missing_ok=True)
 
 
+def test_what_the_tracker_of_others_will_unlink_is_not_ours(before: Snapshot) -> None:
+    entry = Path("/dev/shm") / f"sem.mp-test{os.getpid()}"
+    tracker = [sys.executable, "-c", "import sys; sys.stdin.read()  # multiprocessing.resource_tracker"]
+    try:
+        entry.touch()
+        with subprocess.Popen(tracker, stdin=subprocess.PIPE):
+            assert leftovers(before) == []
+    finally:
+        entry.unlink(missing_ok=True)
+
+
 def test_shared_memory_in_use_by_others_is_not_ours(before: Snapshot, tmp_path: Path) -> None:
     entry = Path("/dev/shm") / f"ec-kit-other-{os.getpid()}"
     try:

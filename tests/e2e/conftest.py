@@ -1,0 +1,64 @@
+"""Real processes, shared by the tests of this folder: a producer, a plain vLLM and LLM-only ones behind the shim."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.kit.chat import Part
+from tests.kit.checkpoints import cached_checkpoint
+from tests.kit.photos import photos
+from tests.kit.servers import ProducerServer, VllmServer, consumer_args
+from tests.kit.stack import Stack
+
+REPOSITORY = Path(__file__).parents[2]
+TRANSPORTS = ("grpc", "nixl")
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """What runs: the producer, plain vLLM, and an LLM-only vLLM by transport."""
+
+    producer: ProducerServer
+    plain: VllmServer
+    llm_only: dict[str, VllmServer]
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    return cached_checkpoint("qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    with Stack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def servers(model: Path, stack: Stack) -> Servers:
+    """Started together, since starting is most of their time."""
+    producer = ProducerServer(model, transports=("nixl",), name="e2e-producer")
+    plain = VllmServer(model, name="e2e-plain")
+    llm_only = {
+        transport: VllmServer(model, extra_args=consumer_args(producer.address, transport), name=f"e2e-{transport}")
+        for transport in TRANSPORTS
+    }
+    for service in (producer, plain, *llm_only.values()):
+        stack.start(service)
+    stack.wait_ready(print)
+    return Servers(producer, plain, llm_only)
+
+
+@pytest.fixture(scope="session")
+def conversations() -> dict[str, list[Part]]:
+    """Prompts by name: photographs as JPEG and PNG, one and two, repeated, and none."""
+    photo = photos()
+    return {
+        "jpeg": [photo["coffee.jpg"], "What is it?"],
+        "png": ["Look:", photo["chelsea.png"], "What is it?"],
+        "two": [photo["rocket.jpg"], "and", photo["astronaut.png"], "How do they differ?"],
+        "twice the same": [photo["retina.png"], photo["retina.png"], "Are they equal?"],
+        "none": ["Hello."],
+    }

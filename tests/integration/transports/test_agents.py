@@ -1,0 +1,127 @@
+"""NIXL's agents: their end takes nothing down with it, they come back, and none outlives its owner."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from producer.memory.region import SharedRegion
+from producer.transport import nixl
+from tests.integration.transports.kit import Consumer, ProducerProcess, eventually, failed, send
+from tests.kit.leftovers import our_processes
+
+KEY = "a" * 64
+
+
+@pytest.fixture(scope="module")
+def transport() -> str:
+    return nixl.NAME
+
+
+@pytest.fixture
+def fragile() -> Iterator[Consumer]:
+    """A consumer whose agent a test may kill."""
+    with Consumer(nixl.NAME) as consumer:
+        yield consumer
+
+
+def is_up(consumer: Consumer) -> bool:
+    assert consumer.nixl is not None
+    return consumer.nixl.agent.identity is not None
+
+
+def test_the_producer_survives_its_agent(consumer: Consumer, mortal: ProducerProcess) -> None:
+    ticket = mortal.put(KEY, 100)
+    (first,) = mortal.agent_pids
+    with consumer.before_each_read(lambda: send(signal.SIGKILL, first)):
+        pull = consumer.pull(ticket)
+    assert failed(pull, 503, "pulling over nixl failed: ")
+    assert eventually(lambda: mortal.agent_pids not in ([], [first]))
+    assert consumer.works_with(mortal)
+    assert consumer.store.used_bytes == 0
+
+
+def test_an_agent_that_stays_down_is_said_so(consumer: Consumer, mortal: ProducerProcess) -> None:
+    """It cannot be started again until its environment is right; what the producer holds outlives that."""
+    ticket = mortal.put(KEY, 100)
+    mortal.ask("environ", "UCX_TLS", "nonsense")
+    send(signal.SIGKILL, *mortal.agent_pids)
+    assert eventually(lambda: not mortal.agent_pids)
+    assert failed(consumer.pull(ticket), 503, "TRANSPORT_DOWN: nixl: .*agent is down")
+    assert mortal.ask("num_leases") == 1
+    mortal.ask("environ", "UCX_TLS", "all")
+    assert eventually(lambda: mortal.agent_pids)
+    assert consumer.works_with(mortal)
+
+
+def test_a_consumer_survives_its_agent(fragile: Consumer, producer: ProducerProcess) -> None:
+    assert fragile.works_with(producer)
+    assert fragile.nixl is not None
+    agent = fragile.nixl.agent
+    with fragile.before_each_read(lambda: send(signal.SIGKILL, agent.pid)):
+        pull = fragile.pull(producer.put(KEY, 100))
+    assert failed(pull, 503, "the transport's agent (died|is down|takes no work)")
+    assert fragile.settles()
+    assert eventually(lambda: is_up(fragile))
+    assert fragile.works_with(producer)
+
+
+def test_reads_in_flight_fail_with_the_agent(fragile: Consumer, mortal: ProducerProcess) -> None:
+    """The producer stands still, so the read cannot end by itself."""
+    assert fragile.nixl is not None
+    agent = fragile.nixl.agent
+    stopped = mortal.agent_pids
+    ticket = mortal.put(KEY, 16384)
+    with fragile.before_each_read(lambda: send(signal.SIGSTOP, *stopped)):
+        pull = fragile.start(ticket)
+        assert eventually(lambda: not agent.is_settled(pull.block.offset))
+    send(signal.SIGKILL, agent.pid)
+    assert eventually(lambda: pull.is_over)
+    assert failed(pull, 503, "the transport's agent died")
+    assert fragile.store.used_bytes == 0
+    send(signal.SIGCONT, *stopped)
+
+
+OWNER = """
+import sys, time
+from producer.memory.region import SharedRegion
+from producer.transport import nixl
+region = SharedRegion.create("owner", 1 << 20)
+agents = [nixl.open_outlet(region, "lo").agent, nixl.open_reader(region, "lo").agent]
+print("agents", *(agent.pid for agent in agents), flush=True)
+time.sleep(600)
+"""
+
+
+def test_agents_end_with_an_owner_that_was_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        line = next(line for line in owner.stdout if line.startswith("agents"))  # the library prints, too
+        agents = {int(pid) for pid in line.split()[1:]}
+        assert len(agents) == 2
+        assert agents <= our_processes()
+        owner.kill()
+    assert eventually(lambda: not agents & our_processes())
+
+
+def test_closing_while_the_agent_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SharedRegion.create("test-down", 1 << 20) as region:
+        reader = nixl.open_reader(region, "lo")
+        monkeypatch.setenv("UCX_TLS", "nonsense")  # it cannot come back
+        send(signal.SIGKILL, reader.agent.pid)
+        assert eventually(lambda: reader.agent.identity is None)
+        reader.close()
+
+
+def test_a_signal_for_the_whole_group_is_the_owners_to_handle() -> None:
+    """Ctrl-C reaches every process of the terminal's group; reads in hand go on while the owner drains."""
+    with SharedRegion.create("test-signal", 1 << 20) as region:
+        outlet = nixl.open_outlet(region, "lo")
+        try:
+            first = outlet.agent.pid
+            send(signal.SIGINT, first)
+            assert not eventually(lambda: outlet.agent.pid != first or not outlet.is_up, bound_s=3.0)
+        finally:
+            outlet.close()

@@ -1,0 +1,230 @@
+"""The command line: what reaches the settings, and what a wrong flag gets. Nothing is started."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producer import __version__, cli
+from producer.config import ServeConfig
+from producer.errors import UnsupportedModelError
+from producer.transport.base import TransportUnavailableError
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
+    """The settings that `serve` was called with, instead of serving."""
+    configs: list[ServeConfig] = []
+
+    async def serve(config: ServeConfig) -> None:
+        configs.append(config)
+
+    monkeypatch.setattr("producer.app.serve", serve)
+    monkeypatch.setattr(cli, "_configure_logging", lambda: None)
+    return configs
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a wrong command line prints: one line, with exit status 2 and nothing on stdout."""
+    try:
+        status: Any = cli.main(arguments)
+    except SystemExit as exit:
+        status = exit.code
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (2, "")
+    assert printed.err.endswith("\n")
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+# serve
+
+
+def test_defaults_are_the_settings_own(served: list[ServeConfig]) -> None:
+    assert cli.main(["serve", "some/model"]) == 0
+    assert served == [ServeConfig(model="some/model")]
+
+
+def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
+    flags = {
+        "--listen": "0.0.0.0:1",
+        "--metrics-listen": "0.0.0.0:2",
+        "--advertise": "host:3",
+        "--transport": "nixl",
+        "--nixl-devices": "mlx5_0:1",
+        "--dtype": "float32",
+        "--revision": "main",
+        "--mm-processor-kwargs": '{"max_pixels": 4}',
+        "--media-io-kwargs": '{"image": {"image_mode": "RGB"}}',
+        "--pool-bytes": "2MiB",
+        "--lease-s": "1.5",
+        "--max-leases": "6",
+        "--max-queue-items": "7",
+        "--max-items-per-request": "8",
+        "--max-item-bytes": "9KiB",
+        "--max-item-rows": "10",
+        "--max-batch-rows": "11",
+        "--max-batch-items": "12",
+        "--preprocess-workers": "13",
+        "--drain-s": "14",
+    }
+    arguments = [part for flag in flags.items() for part in flag]
+    assert cli.main(["serve", "m", "--trust-remote-code", *arguments]) == 0
+    changed = dataclasses.asdict(served[0])
+    assert changed == {
+        "model": "m",
+        "listen": "0.0.0.0:1",
+        "metrics_listen": "0.0.0.0:2",
+        "advertise": "host:3",
+        "transport": ("nixl",),
+        "nixl_devices": "mlx5_0:1",
+        "dtype": "float32",
+        "trust_remote_code": True,
+        "revision": "main",
+        "mm_processor_kwargs": {"max_pixels": 4},
+        "media_io_kwargs": {"image": {"image_mode": "RGB"}},
+        "pool_bytes": 2 << 20,
+        "lease_s": 1.5,
+        "max_leases": 6,
+        "max_queue_items": 7,
+        "max_items_per_request": 8,
+        "max_item_bytes": 9 << 10,
+        "max_item_rows": 10,
+        "max_batch_rows": 11,
+        "max_batch_items": 12,
+        "preprocess_workers": 13,
+        "drain_s": 14.0,
+    }
+
+
+def test_transports_add_up(served: list[ServeConfig]) -> None:
+    cli.main(["serve", "m", "--transport", "grpc", "--transport", "nixl"])
+    assert served[0].transports == ("nixl", "grpc")
+
+
+def test_help_names_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["serve", "--help"])
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(ServeConfig):
+        assert field.name == "model" or f"--{field.name.replace('_', '-')}" in text
+    assert "(default: 127.0.0.1:50051)" in " ".join(text.split())
+
+
+NOT_A_NUMBER = pytest.mark.xfail(strict=True, reason="says that '1.5' is not a number where a whole one is wanted")
+NO_OBJECT = pytest.mark.xfail(strict=True, reason="broken JSON is answered with json's words, which name no value")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max-leases", "many"], ["--max-leases", "'many'", "number"]),
+        (["--max-leases", "0"], ["max_leases is 0", "1 to 10000000"]),
+        pytest.param(["--max-leases", "1.5"], ["--max-leases", "'1.5'", "whole number"], marks=NOT_A_NUMBER),
+        (["--lease-s", "soon"], ["--lease-s", "'soon'", "not a number"]),
+        (["--lease-s", "nan"], ["lease_s is nan", "1 to 3600"]),
+        (["--pool-bytes", "1GB"], ["--pool-bytes", "'1GB'", "KiB, MiB, GiB or TiB"]),
+        (["--pool-bytes", "1KiB"], ["pool_bytes is 1024", "1048576 to 70368744177664"]),
+        (["--dtype", "float8"], ["dtype is 'float8'", "auto, bfloat16, float16, float32"]),
+        (["--transport", "telepathy"], ["transport is 'telepathy'", "grpc, nixl"]),
+        (["--listen", "nowhere"], ["listen is 'nowhere'", "host:port"]),
+        (["--metrics-listen", "host:99999"], ["metrics_listen is 'host:99999'", "0 to 65535"]),
+        (["--mm-processor-kwargs", "[1]"], ["--mm-processor-kwargs", "'[1]'", "JSON object"]),
+        pytest.param(["--media-io-kwargs", "{"], ["--media-io-kwargs", "'{'", "JSON object"], marks=NO_OBJECT),
+        (["--nonsense", "1"], ["--nonsense"]),
+        (["--max-leases"], ["--max-leases", "expected one argument"]),
+    ],
+)
+def test_a_wrong_setting_gets_one_line(
+    flags: list[str], said: list[str], served: list[ServeConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(["serve", "m", *flags], capsys)
+    assert [words for words in said if words not in line] == [], line
+    assert served == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve"], ["encode"], ["serve", "m", "other"]])
+def test_a_wrong_command_gets_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(arguments, capsys).startswith("ec-producer")
+
+
+def test_an_empty_model_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "model is empty" in refusal(["serve", ""], capsys)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnsupportedModelError("model m: no encoder"),
+        TransportUnavailableError("NIXL is not installed"),
+        OSError("listen is taken"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failed_start_gets_one_line_and_exit_1(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, served: list[ServeConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serve(config: ServeConfig) -> None:
+        raise error
+
+    monkeypatch.setattr("producer.app.serve", serve)
+    assert cli.main(["serve", "m"]) == 1
+    assert capsys.readouterr().err == f"ec-producer: {error}\n"
+
+
+def test_an_interrupt_exits_as_the_shell_expects(monkeypatch: pytest.MonkeyPatch, served: list[ServeConfig]) -> None:
+    async def serve(config: ServeConfig) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("producer.app.serve", serve)
+    assert cli.main(["serve", "m"]) == 130
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["--version"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out == f"ec-producer {__version__}\n"
+
+
+# encode
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `encode_files` was called with, instead of calling a producer."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("producer.encode_command.encode_files", lambda *call: calls.append(call) or 0)
+    return calls
+
+
+def test_encode_takes_files_and_flags(encoded: list[tuple[Any, ...]]) -> None:
+    assert cli.main(["encode", "a.png", "b.jpg", "--address", "host:1", "--out", "to", "--timeout-s", "2.5"]) == 0
+    assert encoded == [([Path("a.png"), Path("b.jpg")], "host:1", Path("to"), 2.5)]
+
+
+def test_encode_has_defaults(encoded: list[tuple[Any, ...]]) -> None:
+    assert cli.main(["encode", "a.png"]) == 0
+    assert encoded == [([Path("a.png")], "127.0.0.1:50051", None, 60.0)]
+
+
+UNCHECKED = pytest.mark.xfail(strict=True, reason="the flags of encode are passed on unchecked")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--timeout-s", "soon"], ["--timeout-s", "'soon'"]),
+        pytest.param(["--timeout-s", "-1"], ["timeout", "-1"], marks=UNCHECKED),
+        pytest.param(["--timeout-s", "nan"], ["timeout", "nan"], marks=UNCHECKED),
+        pytest.param(["--address", "nowhere"], ["address", "'nowhere'", "host:port"], marks=UNCHECKED),
+    ],
+)
+def test_a_wrong_flag_of_encode_gets_one_line(
+    flags: list[str], said: list[str], encoded: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(["encode", "a.png", *flags], capsys)
+    assert [words for words in said if words not in line] == [], line
+    assert encoded == []
