@@ -129,6 +129,7 @@ def _start_encoder(
     encoder = VllmEncoder(
         model=config.model,
         dtype=config.dtype,
+        mm_encoder_attn_backend=config.mm_encoder_attn_backend,
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         mm_processor_kwargs=config.mm_processor_kwargs,

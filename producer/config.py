@@ -11,6 +11,7 @@ from producer.wire.contract import GRPC_TRANSPORT
 
 TRANSPORTS = (GRPC_TRANSPORT, "nixl")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+ATTENTION_BACKENDS = ("auto", "TRITON_ATTN", "FLASH_ATTN", "FLASHINFER", "TORCH_SDPA")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -68,6 +69,9 @@ class ServeConfig:
     )
     nixl_devices: str = _setting("", "network devices that NIXL may use, as UCX_NET_DEVICES takes them; all by default")
     dtype: str = _setting("auto", "element type of weights and embeddings; 'auto' is the checkpoint's", choices=DTYPES)
+    mm_encoder_attn_backend: str = _setting(
+        "auto", "attention of the encoder; 'auto' is vLLM's choice for the device", choices=ATTENTION_BACKENDS
+    )
     trust_remote_code: bool = _setting(False, "let the model's repository bring Python code")
     revision: str = _setting("", "revision of a hub model")
     mm_processor_kwargs: dict[str, Any] = _setting(dict, "JSON object for the model's processor, as vLLM takes it")

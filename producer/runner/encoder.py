@@ -41,6 +41,7 @@ class VllmEncoder:
         *,
         model: str,
         dtype: str,
+        mm_encoder_attn_backend: str,
         revision: str,
         trust_remote_code: bool,
         mm_processor_kwargs: dict[str, Any],
@@ -60,6 +61,7 @@ class VllmEncoder:
             self._config = EngineArgs(
                 model=model,
                 dtype=dtype,
+                mm_encoder_attn_backend=None if mm_encoder_attn_backend == "auto" else mm_encoder_attn_backend,
                 revision=revision or None,
                 trust_remote_code=trust_remote_code,
                 mm_processor_kwargs=mm_processor_kwargs or None,

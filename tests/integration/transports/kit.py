@@ -16,7 +16,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from consumer_shim.client import Producer
+from consumer_shim.client import Lease, Producer
 from consumer_shim.pull import Pull, Puller, PullState
 from consumer_shim.tickets import PullTicket
 from producer.memory.block_store import BlockStore
@@ -168,6 +168,12 @@ class Consumer:
         self.before_read = act
         yield
         self.before_read = lambda: None
+
+    def acquire(self, ticket: PullTicket) -> Lease:
+        """A lease, as a pull takes it."""
+        return self._producer(ticket.address).acquire(
+            key=ticket.key, epoch=ticket.epoch, lease_id="", transport=self.transport, timeout_s=BOUND_S
+        )
 
     def rows(self, pull: Pull) -> bytes:
         """What lies in the region as the embedding's rows."""

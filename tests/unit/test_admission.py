@@ -1,0 +1,319 @@
+"""Admission: permits, shared encodes and cancellation, on one event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+
+from producer.admission import Admission
+from producer.core import Lease, MediaItem, PreparedItem
+from producer.embedding_pool import EmbeddingPool
+from producer.errors import InternalError, InvalidItemError, OverloadedError, UnavailableError
+from producer.metrics import Metrics
+from producer.wire.content_key import content_key
+from producer.wire.contract import Reason
+from tests.unit.conftest import INFO, NUM_BLOCKS, prepared, rows_of, sample
+
+FINGERPRINT = "f" * 64
+MAX_ITEM_BYTES = 3 << 20
+MAX_QUEUE_ITEMS = 2
+
+
+class Stages:
+    """Stands in for preprocessing and the step loop. Nothing moves on until a test says so; there are no threads."""
+
+    def __init__(self, pool: EmbeddingPool) -> None:
+        self._pool = pool
+        self.prepared: list[str] = []
+        self.cancelled: list[str] = []
+        self.submitted: dict[str, Future[None]] = {}
+        self.arrived = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.error: Exception | None = None
+
+    async def prepare(self, key: str, item: MediaItem) -> PreparedItem:
+        self.prepared.append(key)
+        try:
+            await self.ready.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(key)
+            raise
+        if self.error is not None:
+            raise self.error
+        return PreparedItem(key=key, modality=item.modality, num_rows=4, metadata={}, inputs=None)
+
+    def submit(self, item: PreparedItem) -> "Future[None]":
+        self.submitted[item.key] = Future()
+        self.arrived.set()
+        return self.submitted[item.key]
+
+    def finish(self, key: str) -> None:
+        self._pool.put(key, INFO, rows_of(0))
+        self.submitted[key].set_result(None)
+
+
+@pytest.fixture
+def stages(pool: EmbeddingPool) -> Stages:
+    return Stages(pool)
+
+
+@pytest.fixture
+def admission(pool: EmbeddingPool, stages: Stages, metrics: Metrics) -> Admission:
+    return Admission(
+        pool,
+        stages.prepare,
+        stages.submit,
+        fingerprint=FINGERPRINT,
+        modalities=("image",),
+        max_queue_items=MAX_QUEUE_ITEMS,
+        max_item_bytes=MAX_ITEM_BYTES,
+        metrics=metrics,
+    )
+
+
+def image(data: bytes = b"photo") -> MediaItem:
+    return MediaItem(modality="image", data=data)
+
+
+def key_of(data: bytes = b"photo") -> str:
+    return content_key(FINGERPRINT, "image", data)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets everything else run until `condition` holds."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came")
+
+
+async def begin(admission: Admission, stages: Stages, data: bytes = b"photo") -> "asyncio.Task[Lease]":
+    """A client whose item has come as far as the device."""
+    client = asyncio.create_task(admission.encode(image(data)))
+    await until(lambda: key_of(data) in stages.submitted)
+    return client
+
+
+async def join(admission: Admission, data: bytes = b"photo") -> "asyncio.Task[Lease]":
+    """A client that waits for an item that another one has begun."""
+    client = asyncio.create_task(admission.encode(image(data)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not client.done()
+    return client
+
+
+async def encode(admission: Admission, stages: Stages, data: bytes = b"photo") -> Lease:
+    client = await begin(admission, stages, data)
+    stages.finish(key_of(data))
+    return await client
+
+
+# What is let in
+
+
+async def test_an_item_is_encoded_and_leased(admission: Admission, stages: Stages, pool: EmbeddingPool) -> None:
+    lease = await encode(admission, stages)
+    assert lease.key == key_of()
+    assert pool.release(lease.lease_id) is lease
+
+
+@pytest.mark.parametrize(
+    ("item", "reason", "message"),
+    [
+        (MediaItem(modality="audio", data=b"x"), Reason.UNSUPPORTED_MODALITY, "modality audio is not served; image is"),
+        (image(b""), Reason.MEDIA_EMPTY, "no data; media arrive as bytes, URLs are not fetched"),
+        (image(bytes(MAX_ITEM_BYTES + 1)), Reason.MEDIA_TOO_LARGE, "3145729 bytes; at most 3145728 are allowed"),
+    ],
+    ids=["modality", "empty", "large"],
+)
+async def test_a_bad_item_is_refused_before_any_work(
+    admission: Admission, stages: Stages, item: MediaItem, reason: Reason, message: str
+) -> None:
+    with pytest.raises(InvalidItemError, match=message) as caught:
+        await admission.encode(item)
+    assert caught.value.reason is reason
+    assert stages.prepared == []
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1 << 20, (1 << 20) + 1, MAX_ITEM_BYTES])
+async def test_the_key_is_the_same_wherever_it_is_computed(
+    admission: Admission, stages: Stages, num_bytes: int
+) -> None:
+    """Large files are hashed off the event loop."""
+    data = bytes(num_bytes)
+    client = asyncio.create_task(admission.encode(image(data)))
+    await asyncio.wait_for(stages.arrived.wait(), 60)
+    stages.finish(key_of(data))
+    assert (await client).key == key_of(data)
+
+
+async def test_a_full_queue_refuses_another_item_but_not_one_of_its_own(admission: Admission, stages: Stages) -> None:
+    first, _second = [await begin(admission, stages, data) for data in (b"1", b"2")]
+    with pytest.raises(OverloadedError, match="2 items are waiting already") as caught:
+        await admission.encode(image(b"3"))
+    assert caught.value.reason is Reason.QUEUE_FULL
+    same = await join(admission, b"1")
+    stages.finish(key_of(b"1"))
+    assert (await first).key == (await same).key
+    await begin(admission, stages, b"3")
+
+
+# What is shared
+
+
+async def test_equal_items_asked_for_together_are_encoded_once(
+    admission: Admission, stages: Stages, metrics: Metrics
+) -> None:
+    clients = [await begin(admission, stages), await join(admission), await join(admission)]
+    assert sample(metrics, "queue_items") == 1
+    stages.finish(key_of())
+    leases = await asyncio.gather(*clients)
+    assert len({lease.lease_id for lease in leases}) == 3
+    assert stages.prepared == [key_of()]
+    assert sample(metrics, "items_shared_total", source="in_flight") == 2
+    assert sample(metrics, "queue_items") == 0
+
+
+async def test_what_the_pool_has_is_not_encoded_again(admission: Admission, stages: Stages, metrics: Metrics) -> None:
+    first = await encode(admission, stages)
+    second = await admission.encode(image())
+    assert (second.generation, second.lease_id == first.lease_id) == (first.generation, False)
+    assert stages.prepared == [key_of()]
+    assert sample(metrics, "items_shared_total", source="pool") == 1
+
+
+async def test_an_error_is_everybodys_and_the_next_one_tries_anew(admission: Admission, stages: Stages) -> None:
+    stages.ready.clear()
+    stages.error = InvalidItemError(Reason.MEDIA_UNREADABLE, "not an image")
+    clients = [await join(admission), await join(admission)]
+    stages.ready.set()
+    errors = await asyncio.gather(*clients, return_exceptions=True)
+    assert [str(error) for error in errors] == ["not an image"] * 2
+    stages.error = None
+    assert (await encode(admission, stages)).key == key_of()
+
+
+async def test_a_failed_step_is_the_clients_error(admission: Admission, stages: Stages, metrics: Metrics) -> None:
+    client = await begin(admission, stages)
+    stages.submitted[key_of()].set_exception(InternalError(Reason.ENCODE_FAILED, "failed"))
+    with pytest.raises(InternalError, match="failed"):
+        await client
+    assert sample(metrics, "queue_items") == 0
+
+
+# What is given up
+
+
+async def test_work_goes_on_while_one_client_waits(admission: Admission, stages: Stages) -> None:
+    first, second = await begin(admission, stages), await join(admission)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert not stages.submitted[key_of()].cancelled()
+    stages.finish(key_of())
+    assert (await second).key == key_of()
+
+
+async def test_work_that_nobody_waits_for_is_dropped(admission: Admission, stages: Stages, metrics: Metrics) -> None:
+    clients = [await begin(admission, stages), await join(admission)]
+    for client in clients:
+        client.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    await until(stages.submitted[key_of()].cancelled)
+    assert sample(metrics, "queue_items") == 0
+
+
+async def test_preprocessing_that_nobody_waits_for_is_dropped(admission: Admission, stages: Stages) -> None:
+    stages.ready.clear()
+    client = await join(admission)
+    client.cancel()
+    await until(lambda: stages.cancelled == [key_of()])
+
+
+async def test_nobody_joins_work_that_is_being_dropped(admission: Admission, stages: Stages) -> None:
+    """Its cancellation takes a turn of the loop; who asks in that turn begins anew."""
+    stages.ready.clear()
+    first = await join(admission)
+    first.cancel()
+    second = asyncio.create_task(admission.encode(image()))
+    await until(lambda: len(stages.prepared) == 2)
+    stages.ready.set()
+    await until(lambda: key_of() in stages.submitted)
+    stages.finish(key_of())
+    assert (await second).key == key_of()
+
+
+async def test_a_permit_comes_back_with_a_cancellation(admission: Admission, stages: Stages) -> None:
+    clients = [await begin(admission, stages, data) for data in (b"1", b"2")]
+    clients[0].cancel()
+    await asyncio.gather(clients[0], return_exceptions=True)
+    await begin(admission, stages, b"3")
+
+
+# What the pool cannot hold
+
+
+async def test_an_embedding_evicted_before_its_lease_is_overload(
+    admission: Admission, stages: Stages, pool: EmbeddingPool
+) -> None:
+    client = await begin(admission, stages)
+    stages.finish(key_of())
+    for number in range(NUM_BLOCKS):  # before the client's turn comes
+        pool.put(prepared(number).key, INFO, rows_of(number))
+    with pytest.raises(OverloadedError, match="evicted at once") as caught:
+        await client
+    assert caught.value.reason is Reason.POOL_FULL
+
+
+async def test_too_many_leases_are_refused_before_any_work(
+    admission: Admission, stages: Stages, pool: EmbeddingPool
+) -> None:
+    pool.put(prepared(0).key, INFO, rows_of(0))
+    for _ in range(NUM_BLOCKS + 2):
+        pool.grant(prepared(0).key)
+    with pytest.raises(OverloadedError) as caught:
+        await admission.encode(image())
+    assert caught.value.reason is Reason.TOO_MANY_LEASES
+    assert stages.prepared == []
+
+
+# Draining
+
+
+async def test_draining_waits_for_work_in_hand_and_begins_none(admission: Admission, stages: Stages) -> None:
+    client = await begin(admission, stages)
+    draining = asyncio.create_task(admission.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match="shutting down") as caught:
+        await admission.encode(image(b"other"))
+    assert caught.value.reason is Reason.SHUTTING_DOWN
+    assert not draining.done()
+    stages.finish(key_of())
+    await draining
+    assert (await client).key == key_of()
+
+
+async def test_draining_survives_an_error_in_hand(admission: Admission, stages: Stages) -> None:
+    client = await begin(admission, stages)
+    draining = asyncio.create_task(admission.drain())
+    await asyncio.sleep(0)
+    stages.submitted[key_of()].set_exception(InternalError(Reason.ENCODE_FAILED, "failed"))
+    await draining
+    with pytest.raises(InternalError, match="failed"):
+        await client
+
+
+@pytest.mark.xfail(
+    strict=True, raises=asyncio.CancelledError, reason="waiters of a drain cut short get CancelledError, not an outcome"
+)
+async def test_a_drain_cut_short_tells_those_who_wait(admission: Admission, stages: Stages) -> None:
+    client = await begin(admission, stages)
+    draining = asyncio.create_task(admission.drain())
+    await asyncio.sleep(0)
+    draining.cancel()
+    with pytest.raises(UnavailableError):
+        await client

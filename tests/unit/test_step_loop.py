@@ -1,0 +1,254 @@
+"""The step loop: one thread, one outcome for every item, and no fault that ends it."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from producer.core import PreparedItem
+from producer.errors import InternalError, OverloadedError, UnavailableError
+from producer.metrics import Metrics
+from producer.step_loop import StepLoop
+from producer.wire.contract import Reason
+from tests.unit.conftest import prepared, sample
+
+WAIT_S = 30.0
+"""Longer than anything here takes: reaching it means that it never comes."""
+
+
+class Device:
+    """Stands in for encoder and publisher. It computes nothing; a step waits at the gate while that is closed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_busy = threading.Event()
+        self.steps: list[list[str]] = []
+        self.published: list[str] = []
+        self.threads: set[str] = set()
+        self.bad_items: dict[str, Exception] = {}
+        self.bad_publishes: dict[str, Exception] = {}
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        self.threads.add(threading.current_thread().name)
+        self.steps.append([item.key for item in items])
+        self.is_busy.set()
+        assert self.gate.wait(WAIT_S)
+        for item in items:
+            if item.key in self.bad_items:
+                raise self.bad_items[item.key]
+        return [torch.zeros(item.num_rows, 8) for item in items]
+
+    def publish(self, item: PreparedItem, embedding: torch.Tensor) -> None:
+        self.threads.add(threading.current_thread().name)
+        if item.key in self.bad_publishes:
+            raise self.bad_publishes[item.key]
+        self.published.append(item.key)
+
+    def hold(self) -> None:
+        """The next step waits for `gate`."""
+        self.gate.clear()
+        self.is_busy.clear()
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def loop(device: Device, metrics: Metrics) -> Iterator[StepLoop]:
+    loop = StepLoop(
+        device.encode, device.publish, max_rows=16, max_items=3, metrics=metrics, graph_miss_reason="no_device"
+    )
+    loop.start()
+    yield loop
+    device.gate.set()
+    loop.stop()
+
+
+def keys(*numbers: int) -> list[str]:
+    return [prepared(number).key for number in numbers]
+
+
+def begin_step(loop: StepLoop, device: Device) -> None:
+    """Item 0 is on the device and stays there until the gate opens."""
+    device.hold()
+    loop.submit(prepared(0))
+    assert device.is_busy.wait(WAIT_S)
+
+
+def test_an_item_ends_when_it_is_published(loop: StepLoop, device: Device) -> None:
+    assert loop.submit(prepared(1)).result(WAIT_S) is None
+    assert device.published == keys(1)
+
+
+def test_one_thread_drives_the_device(loop: StepLoop, device: Device) -> None:
+    for number in range(5):
+        loop.submit(prepared(number)).result(WAIT_S)
+    assert device.threads == {"step-loop"}
+
+
+def test_items_that_wait_together_share_steps(loop: StepLoop, device: Device) -> None:
+    begin_step(loop, device)
+    waiting = [loop.submit(prepared(number)) for number in range(1, 6)]
+    device.gate.set()
+    for done in waiting:
+        done.result(WAIT_S)
+    assert device.steps == [keys(0), keys(1, 2, 3), keys(4, 5)]
+    assert device.published == keys(*range(6))
+
+
+def test_counts_say_what_ran(loop: StepLoop, device: Device, metrics: Metrics) -> None:
+    begin_step(loop, device)
+    waiting = [loop.submit(prepared(number)) for number in (1, 2)]
+    device.gate.set()
+    for done in waiting:
+        done.result(WAIT_S)
+    assert sample(metrics, "graph_misses_total", reason="no_device") == 2
+    assert sample(metrics, "graph_hits_total") == 0
+    assert (sample(metrics, "step_items_count"), sample(metrics, "step_items_sum")) == (2, 3)
+    assert sample(metrics, "stage_seconds_count", stage="queue") == 3
+    assert sample(metrics, "stage_seconds_count", stage="encode") == 2
+
+
+# Cancellation
+
+
+def test_a_cancelled_item_never_reaches_the_device(loop: StepLoop, device: Device) -> None:
+    begin_step(loop, device)
+    first, second = loop.submit(prepared(1)), loop.submit(prepared(2))
+    assert first.cancel()
+    device.gate.set()
+    second.result(WAIT_S)
+    assert device.steps == [keys(0), keys(2)]
+
+
+def test_a_step_of_cancelled_items_is_no_step(loop: StepLoop, device: Device) -> None:
+    begin_step(loop, device)
+    assert loop.submit(prepared(1)).cancel()
+    device.gate.set()
+    loop.submit(prepared(2)).result(WAIT_S)
+    assert [] not in device.steps
+    assert keys(1) not in device.steps
+
+
+def test_an_item_on_the_device_is_finished(loop: StepLoop, device: Device) -> None:
+    device.hold()
+    done = loop.submit(prepared(1))
+    assert device.is_busy.wait(WAIT_S)
+    assert not done.cancel()
+    device.gate.set()
+    assert done.result(WAIT_S) is None
+    assert device.published == keys(1)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a cancelled item's inputs stay in the queue until its turn: under cancellation the queue has no bound",
+)
+def test_a_cancelled_items_inputs_are_let_go_at_once(loop: StepLoop, device: Device) -> None:
+    class Inputs:
+        """Megabytes, in truth."""
+
+    begin_step(loop, device)
+    inputs = Inputs()
+    alive = weakref.ref(inputs)
+    done = loop.submit(prepared(1, inputs=inputs))
+    del inputs
+    assert done.cancel()
+    del done
+    gc.collect()
+    assert alive() is None
+
+
+# Faults
+
+
+def test_a_bad_item_does_not_void_its_neighbours(loop: StepLoop, device: Device) -> None:
+    device.bad_items = {prepared(2).key: RuntimeError("at 0x7f00: out of memory")}
+    begin_step(loop, device)
+    first, bad, third = (loop.submit(prepared(number)) for number in (1, 2, 3))
+    device.gate.set()
+    first.result(WAIT_S)
+    third.result(WAIT_S)
+    with pytest.raises(InternalError, match=r"^encoding failed: RuntimeError$") as caught:
+        bad.result(WAIT_S)
+    assert caught.value.reason is Reason.ENCODE_FAILED
+    assert device.published == keys(0, 1, 3)
+
+
+def test_the_loop_survives_a_bad_step(loop: StepLoop, device: Device) -> None:
+    device.bad_items = {prepared(1).key: ValueError("bad")}
+    with pytest.raises(InternalError):
+        loop.submit(prepared(1)).result(WAIT_S)
+    loop.submit(prepared(2)).result(WAIT_S)
+
+
+def test_a_refused_publish_is_the_items_error(loop: StepLoop, device: Device) -> None:
+    device.bad_publishes = {prepared(1).key: OverloadedError(Reason.POOL_FULL, "full")}
+    begin_step(loop, device)
+    refused, fine = loop.submit(prepared(1)), loop.submit(prepared(2))
+    device.gate.set()
+    fine.result(WAIT_S)
+    with pytest.raises(OverloadedError, match="full"):
+        refused.result(WAIT_S)
+
+
+def test_a_publish_that_breaks_is_an_internal_error(loop: StepLoop, device: Device) -> None:
+    device.bad_publishes = {prepared(1).key: KeyError("float64")}
+    with pytest.raises(InternalError, match=r"^publishing failed: KeyError$"):
+        loop.submit(prepared(1)).result(WAIT_S)
+    loop.submit(prepared(2)).result(WAIT_S)
+
+
+@pytest.mark.xfail(strict=True, reason="an encoder that returns too few embeddings ends the device thread for good")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_encoder_that_returns_too_few_embeddings_is_an_internal_error(metrics: Metrics) -> None:
+    loop = StepLoop(
+        lambda items: [], lambda item, rows: None, max_rows=16, max_items=3, metrics=metrics, graph_miss_reason=""
+    )
+    loop.start()
+    done = loop.submit(prepared(1))
+    while loop._thread.is_alive() and not done.done():
+        time.sleep(0.01)
+    loop.stop()
+    assert isinstance(done.exception(timeout=0), InternalError)
+
+
+# Stopping
+
+
+def test_stopping_refuses_what_waits_and_finishes_what_runs(loop: StepLoop, device: Device) -> None:
+    device.hold()
+    running = loop.submit(prepared(0))
+    assert device.is_busy.wait(WAIT_S)
+    waiting = [loop.submit(prepared(number)) for number in range(1, 6)]
+    stopping = threading.Thread(target=loop.stop)
+    stopping.start()
+    with loop._changed:
+        assert loop._changed.wait_for(lambda: loop._stopping, WAIT_S)
+    device.gate.set()
+    stopping.join(WAIT_S)
+    assert running.result(WAIT_S) is None
+    for done in waiting:
+        with pytest.raises(UnavailableError, match="shutting down") as caught:
+            done.result(WAIT_S)
+        assert caught.value.reason is Reason.SHUTTING_DOWN
+    assert device.steps == [keys(0)]
+
+
+def test_a_stopped_loop_takes_nothing(loop: StepLoop) -> None:
+    loop.stop()
+    with pytest.raises(UnavailableError, match="shutting down"):
+        loop.submit(prepared(1))
+
+
+def test_stopping_twice_or_without_a_start_is_harmless(device: Device, metrics: Metrics) -> None:
+    loop = StepLoop(device.encode, device.publish, max_rows=1, max_items=1, metrics=metrics, graph_miss_reason="")
+    loop.stop()
+    loop.stop()
