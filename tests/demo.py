@@ -85,7 +85,7 @@ def main() -> int:
     code, failures = 1, []
     try:
         with Stack() as stack:
-            failures = show(stack)
+            failures = until_interrupted(stack)
     except KeyboardInterrupt:
         code, failures = INTERRUPTED, ["interrupted"]
     except (ServiceError, DemoError) as error:
@@ -98,6 +98,14 @@ def main() -> int:
         print(f"FAILED: {failure}")
     print("DEMO FAILED" if failures else "DEMO OK")
     return code if failures else 0
+
+
+def until_interrupted(stack: Stack) -> list[str]:
+    try:
+        return show(stack)
+    except KeyboardInterrupt:
+        say("interrupted: stopping all servers, which takes some seconds")
+        raise
 
 
 def show(stack: Stack) -> list[str]:

@@ -74,7 +74,7 @@ class VllmEncoder:
             raise UnsupportedModelError(f"model {model}: {_first_line(error)}") from error
         self.model_config = self._config.model_config
         self.modalities = self._encodable(modalities)
-        self.device = torch.device(current_platform.device_type)
+        self.device = torch.device("cpu" if current_platform.is_cpu() else f"{current_platform.device_type}:0")
         self._decoder = MsgpackDecoder(MultiModalKwargsItem)
 
     @property

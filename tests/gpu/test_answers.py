@@ -26,6 +26,12 @@ ENGINE = ("--gpu-memory-utilization", "0.1", "--attention-backend", "TRITON_ATTN
 ENCODER = ("--mm-encoder-attn-backend", "TORCH_SDPA")
 TRANSPORTS = ("grpc", *(("nixl",) if any(map(importlib.util.find_spec, ("nixl_cu13", "nixl_cu12"))) else ()))
 COMMANDS = {"vllm": "vllm.entrypoints.cli.main", "ec-producer": "producer.cli"}
+SCRIPT = """#!{python}
+import sys
+from {module} import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
 ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -39,7 +45,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bin")
     for name, module in COMMANDS.items():
         script = folder / name
-        script.write_text(f"#!{sys.executable}\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
+        script.write_text(SCRIPT.format(python=sys.executable, module=module))
         script.chmod(0o755)
     return folder
 

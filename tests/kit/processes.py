@@ -71,7 +71,8 @@ class Service:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._lifeline = self._report = -1
         self._started_s = 0.0
-        self._hurry = True  # until it was ready once: while it starts, vLLM is deaf to SIGTERM
+        self.was_ready = False
+        """Whether it ever answered since its start. Before that vLLM is deaf to SIGTERM, and has nothing to finish."""
         self.pid = 0
         """The command's own process, 0 while it is not started."""
 
@@ -81,7 +82,7 @@ class Service:
         lifeline, self._lifeline = os.pipe()
         self._report, report = os.pipe()
         self._started_s = time.monotonic()
-        self._hurry = True
+        self.was_ready = False
         self._supervisor = self._launch(lifeline, report)
         os.close(lifeline)
         os.close(report)
@@ -109,7 +110,7 @@ class Service:
     def poll_ready(self) -> bool:
         """Whether it answers. Raises `ServiceError` once there is no hope that it will."""
         if self._ready():
-            self._hurry = False
+            self.was_ready = True
             return True
         if not self.running:
             raise ServiceError(f"{self.name} ended before it was ready{self._log_tail()}")
@@ -133,7 +134,7 @@ class Service:
     def request_stop(self) -> None:
         """Begin to stop without waiting, so that several can stop at the same time."""
         if self._lifeline >= 0:
-            if self._hurry:
+            if self.was_ready:
                 _write_if_read(self._lifeline)
             os.close(self._lifeline)
             self._lifeline = -1
@@ -182,7 +183,7 @@ class Service:
 
 def _write_if_read(fd: int) -> None:
     with contextlib.suppress(BrokenPipeError):  # the service has ended by itself
-        os.write(fd, b"!")
+        os.write(fd, b".")
 
 
 def _read_line(fd: int) -> str:

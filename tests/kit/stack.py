@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from tests.kit.processes import POLL_S, Ending, Service
 
-PROGRESS_S = 5.0
+PROGRESS_S = 10.0
 
 Progress = Callable[[str], None]
 
@@ -34,13 +34,16 @@ class Stack:
         service.start()
 
     def wait_ready(self, progress: Progress) -> None:
-        """Block until every service answers, telling every few seconds which are awaited. Raises `ServiceError`."""
+        """Block until every service answers, telling which do and which are awaited. Raises `ServiceError`."""
+        pending = [service for service in self._services if not service.was_ready]
         spoke_s = time.monotonic()
-        while pending := [service.name for service in self._services if not service.poll_ready()]:
-            if time.monotonic() - spoke_s >= PROGRESS_S:
-                spoke_s = time.monotonic()
-                progress(f"waiting for {', '.join(pending)}")
+        while pending:
             time.sleep(POLL_S)
+            ready = [service for service in pending if service.poll_ready()]
+            pending = [service for service in pending if service not in ready]
+            if ready or time.monotonic() - spoke_s >= PROGRESS_S:
+                spoke_s = time.monotonic()
+                progress("; ".join([*(f"{service.name} is ready" for service in ready), *_awaited(pending)]))
 
     def stop(self, service: Service) -> Ending | None:
         self._services.remove(service)
@@ -72,6 +75,10 @@ class Stack:
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
                 self._handlers.setdefault(number, signal.signal(number, handler))
+
+
+def _awaited(services: list[Service]) -> list[str]:
+    return [f"waiting for {', '.join(service.name for service in services)}"] if services else []
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -2,12 +2,12 @@
 
     python -I -S supervisor.py LIFELINE REPORT GRACE_S COMMAND…
 
-LIFELINE is the reading end of a pipe that the asker holds open. Its end (the asker let
-go of it, or is gone, however it went) means stop: SIGTERM to the command, as an init
-system would send it, a grace period, then SIGKILL to all that is left. A byte on it
-means the same in a hurry, for a command that has nothing to finish yet. Every
-process that the command starts, daemons included, stays below this one (it is their
-'subreaper'), so none gets away. A scratch folder, the command's TMPDIR, goes with it.
+LIFELINE is the reading end of a pipe that the asker holds open. A byte on it means
+stop: SIGTERM to the command, as an init system would send it, a grace period, then
+SIGKILL to all that is left. Its end without a byte (the asker is gone, however it went,
+or sees nothing to wait for) means the same in a hurry. Every process that the command
+starts, daemons included, stays below this one (it is their 'subreaper'), so none gets
+away. A scratch folder, the command's TMPDIR, goes with it.
 
 REPORT is the writing end of a pipe: the command's process id first, then one line for
 each process that had to be killed.
@@ -67,7 +67,7 @@ class Leader:
         """Wait until the command ends or is to be stopped; its exit code, negative for a signal."""
         while not self.ended() and not stop_requested:
             if select.select([lifeline], [], [], POLL_S)[0]:
-                self.grace_s = min(self.grace_s, HURRY_S) if os.read(lifeline, 1) else self.grace_s
+                self.grace_s = self.grace_s if os.read(lifeline, 1) else min(self.grace_s, HURRY_S)
                 break
         if not self.ended():
             os.kill(self.pid, signal.SIGTERM)

@@ -106,7 +106,7 @@ class Commands:
 
     def release_all(self) -> bool:
         """Ends all leases; whether there were any."""
-        return any([self.release(lease_id) for lease_id in self._pool.granted])
+        return sum(map(self.release, self._pool.granted)) > 0
 
     def evict(self, key: str) -> bool:
         """Puts twice the pool's size of other embeddings into it; whether `key` had to go."""

@@ -1,16 +1,9 @@
 """What every transport does when a side of it dies, stands still or comes back: a clear end, and no memory lost."""
 
-import os
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 
-import pytest
-
-from consumer_shim.pull import Pull, PullState
-from producer.memory.block_store import Block, BlockState, StoreFullError
-from producer.wire.block import HEADER_BYTES
+from consumer_shim.pull import PullState
 from tests.integration.transports.kit import Consumer, ProducerProcess, eventually, failed, send
 from tests.integration.transports.producer_process import rows_of
 

@@ -92,7 +92,7 @@ def test_grpc_writes_nothing_late(frozen: Frozen) -> None:
     assert frozen.consumer.works_with(frozen.producer)
 
 
-@pytest.mark.xfail(reason="a time-out over gRPC is told as 503, over NIXL as 504", strict=True)
+@pytest.mark.xfail(strict=True, reason="a time-out over gRPC is told as 503, over NIXL as 504")
 @pytest.mark.parametrize("frozen", ["grpc"], indirect=True)
 def test_grpc_calls_it_a_timeout(frozen: Frozen) -> None:
     assert failed(frozen.pull, 504, "pulling over grpc timed out")

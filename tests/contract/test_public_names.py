@@ -1,0 +1,220 @@
+"""Names that others rely on, written down: renaming one breaks somebody's client, dashboard or command line."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from consumer_shim import middleware
+from producer import app, cli
+from producer.embedding_pool import EmbeddingPool
+from producer.memory.region import SharedRegion
+from producer.metrics import Metrics
+from producer.wire import contract
+from producer.wire.pb import encoder_cache_pb2 as pb
+
+ROOT = Path(__file__).parents[2]
+
+MESSAGES = {
+    "MediaItem": {"modality": 1, "data": 2},
+    "EncodeRequest": {"items": 1, "fingerprint": 2},
+    "EncodeResponse": {"outcomes": 1},
+    "ItemOutcome": {"ticket": 1, "error": 2},
+    "Ticket": {
+        "key": 1,
+        "modality": 2,
+        "num_rows": 3,
+        "width": 4,
+        "dtype": 5,
+        "metadata": 6,
+        "epoch": 7,
+        "lease_id": 8,
+        "lease_ttl": 9,
+        "address": 10,
+    },
+    "NumberArray": {"shape": 1, "ints": 2, "floats": 3},
+    "AcquireRequest": {"key": 1, "epoch": 2, "lease_id": 3, "transport": 4, "wire_version": 5},
+    "AcquireResponse": {"lease_id": 1, "lease_ttl": 2, "descriptor": 3},
+    "Descriptor": {"transport": 1, "address": 2, "length": 3, "generation": 4, "peer": 5, "peer_metadata": 6},
+    "ReleaseRequest": {"lease_id": 1},
+    "ReleaseResponse": {"released": 1},
+    "FetchRequest": {"lease_id": 1},
+    "FetchResponse": {"data": 1},
+    "GetModelInfoRequest": {},
+    "GetModelInfoResponse": {
+        "model": 1,
+        "fingerprint": 2,
+        "dtype": 3,
+        "modalities": 4,
+        "limits": 5,
+        "transports": 6,
+        "epoch": 7,
+        "wire_version": 8,
+        "versions": 9,
+        "address": 10,
+    },
+    "ModalityInfo": {"modality": 1, "width": 2},
+    "Limits": {
+        "max_items_per_request": 1,
+        "max_item_bytes": 2,
+        "max_item_rows": 3,
+        "max_queue_items": 4,
+        "pool_bytes": 5,
+    },
+}
+CALLS = {
+    "Encode": ("EncodeRequest", "EncodeResponse", False),
+    "Acquire": ("AcquireRequest", "AcquireResponse", False),
+    "Release": ("ReleaseRequest", "ReleaseResponse", False),
+    "Fetch": ("FetchRequest", "FetchResponse", True),
+    "GetModelInfo": ("GetModelInfoRequest", "GetModelInfoResponse", False),
+}
+REASONS = {
+    "MALFORMED_REQUEST",
+    "UNSUPPORTED_MODALITY",
+    "MEDIA_EMPTY",
+    "MEDIA_TOO_LARGE",
+    "MEDIA_UNREADABLE",
+    "MEDIA_REFUSED",
+    "FINGERPRINT_MISMATCH",
+    "WIRE_VERSION_MISMATCH",
+    "EPOCH_MISMATCH",
+    "UNKNOWN_TRANSPORT",
+    "TRANSPORT_DOWN",
+    "NOT_IN_POOL",
+    "LEASE_ENDED",
+    "QUEUE_FULL",
+    "POOL_FULL",
+    "TOO_MANY_LEASES",
+    "NON_FINITE_OUTPUT",
+    "ENCODE_FAILED",
+    "WORKER_DIED",
+    "SHUTTING_DOWN",
+}
+METRICS = {
+    "ec_producer_model": "info",
+    "ec_producer_items": "counter",
+    "ec_producer_items_shared": "counter",
+    "ec_producer_queue_items": "gauge",
+    "ec_producer_stage_seconds": "histogram",
+    "ec_producer_step_items": "histogram",
+    "ec_producer_graph_hits": "counter",
+    "ec_producer_graph_misses": "counter",
+    "ec_producer_non_finite_outputs": "counter",
+    "ec_producer_pulls": "counter",
+    "ec_producer_pull_bytes": "counter",
+    "ec_producer_pool_bytes": "gauge",
+    "ec_producer_pool_used_bytes": "gauge",
+    "ec_producer_pool_entries": "gauge",
+    "ec_producer_pool_pinned_entries": "gauge",
+    "ec_producer_pool_leases": "gauge",
+}
+"""Without the `_total`, `_info` and so on that a type adds when it is scraped."""
+FLAGS = {
+    "--listen",
+    "--metrics-listen",
+    "--advertise",
+    "--transport",
+    "--nixl-devices",
+    "--dtype",
+    "--mm-encoder-attn-backend",
+    "--trust-remote-code",
+    "--revision",
+    "--mm-processor-kwargs",
+    "--media-io-kwargs",
+    "--pool-bytes",
+    "--lease-s",
+    "--max-leases",
+    "--max-queue-items",
+    "--max-items-per-request",
+    "--max-item-bytes",
+    "--max-item-rows",
+    "--max-batch-rows",
+    "--max-batch-items",
+    "--preprocess-workers",
+    "--drain-s",
+}
+
+
+# The API
+
+
+def test_messages_and_fields() -> None:
+    kinds = pb.DESCRIPTOR.message_types_by_name
+    assert {name: {field.name: field.number for field in kind.fields} for name, kind in kinds.items()} == MESSAGES
+
+
+def test_modalities() -> None:
+    numbers = {"MODALITY_UNSPECIFIED": 0, "MODALITY_IMAGE": 1, "MODALITY_VIDEO": 2, "MODALITY_AUDIO": 3}
+    assert dict(pb.Modality.items()) == numbers
+
+
+def test_service_and_calls() -> None:
+    assert pb.DESCRIPTOR.package == "ec_producer.v1"
+    service = pb.DESCRIPTOR.services_by_name["EncoderCache"]
+    assert service.full_name == contract.SERVICE_NAME == "ec_producer.v1.EncoderCache"
+    calls = {
+        call.name: (call.input_type.name, call.output_type.name, call.server_streaming) for call in service.methods
+    }
+    assert calls == CALLS
+    assert not any(call.client_streaming for call in service.methods)
+
+
+def test_reasons() -> None:
+    assert {reason.value for reason in contract.Reason} == REASONS
+    assert all(reason.name == reason.value for reason in contract.Reason)
+    assert contract.ERROR_DOMAIN == "ec-producer"
+
+
+def test_what_else_both_sides_share() -> None:
+    assert contract.GRPC_TRANSPORT == "grpc"
+    assert contract.TICKETS_PARAM == "ec_producer_tickets"
+    assert contract.DTYPE_BYTES == {"bfloat16": 2, "float16": 2, "float32": 4}
+    assert contract.FETCH_CHUNK_BYTES <= 1 << 20  # what the .proto promises
+
+
+# What operators see
+
+
+def test_metrics() -> None:
+    metrics = Metrics()
+    with SharedRegion.create("ec-producer-test", 1 << 12) as region:
+        app._watch(EmbeddingPool(region, epoch=1, lease_s=1, max_leases=1), metrics)
+        found = {family.name: family.type for family in metrics.registry.collect()}
+    assert {name: kind for name, kind in found.items() if not name.startswith(("process_", "python_"))} == METRICS
+
+
+def test_labels() -> None:
+    """Other names are a `ValueError`. None of them takes a content key, or anything else without a bound."""
+    metrics = Metrics()
+    metrics.items.labels(code="OK")
+    metrics.shared.labels(source="pool")
+    metrics.stage_seconds.labels(stage="encode")
+    metrics.graph_misses.labels(reason="no_device")
+    metrics.pulls.labels(transport="grpc")
+    metrics.pull_bytes.labels(transport="grpc")
+
+
+def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    assert set(re.findall(r"^ +(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) == FLAGS
+
+
+# What a vLLM's command line names
+
+
+def test_the_connector() -> None:
+    """Read, not imported: that takes vLLM, and seconds."""
+    module = ast.parse((ROOT / "consumer_shim" / "connector.py").read_text())
+    classes = {
+        node.name: [ast.unparse(base) for base in node.bases] for node in module.body if isinstance(node, ast.ClassDef)
+    }
+    assert classes["ECProducerConnector"] == ["ECConnectorBase"]
+
+
+def test_the_middleware() -> None:
+    assert inspect.isclass(middleware.EncodeMiddleware)
+    assert list(inspect.signature(middleware.EncodeMiddleware).parameters) == ["app"]

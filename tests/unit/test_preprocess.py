@@ -1,0 +1,198 @@
+"""Preprocessing with vLLM's own decoder and processor, in real processes, on real photographs and hostile files."""
+
+import asyncio
+import io
+import multiprocessing
+import os
+import re
+import signal
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from producer.core import MediaItem, NumberArray, PreparedItem
+from producer.errors import InternalError, InvalidItemError
+from producer.preprocess import Preprocessor
+from producer.wire.contract import Reason
+from tests.kit.checkpoints import cached_checkpoint
+from tests.kit.photos import photos
+
+KEY = "ab" * 32
+GOOD, GOOD_ROWS = photos()["retina.png"].data, 16
+MAX_ROWS = 60
+WAIT_S = 120.0
+LEAK = re.compile(r"0x[0-9a-f]{4,}|object at|(^|\s)/\w|\\x|\.py\b")
+"""What a client must not read: an address, a path, raw bytes."""
+
+
+@pytest.fixture(scope="module")
+def model_config() -> Any:
+    from vllm.engine.arg_utils import EngineArgs  # here, since it takes seconds
+
+    return EngineArgs(model=str(cached_checkpoint("qwen2_5_vl")), mm_encoder_only=True).create_model_config()
+
+
+@pytest.fixture(scope="module")
+def preprocessor(model_config: Any) -> Iterator[Preprocessor]:
+    """One process; starting it takes seconds."""
+    preprocessor = Preprocessor(model_config, 1, max_rows=MAX_ROWS)
+    yield preprocessor
+    preprocessor.close()
+
+
+async def prepare(preprocessor: Preprocessor, data: bytes) -> PreparedItem:
+    return await preprocessor.prepare(KEY, MediaItem(modality="image", data=data))
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (112, 112), kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, kind)
+    return file.getvalue()
+
+
+def workers() -> list[Any]:
+    return multiprocessing.active_children()
+
+
+# Pictures
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [("retina.jpg", (1, 8, 8)), ("retina.png", (1, 8, 8)), ("coffee.png", (1, 12, 18)), ("rocket.jpg", (1, 12, 18))],
+)
+async def test_a_photograph_becomes_rows_and_metadata(
+    preprocessor: Preprocessor, name: str, grid: tuple[int, int, int]
+) -> None:
+    item = await prepare(preprocessor, photos()[name].data)
+    assert (item.key, item.modality) == (KEY, "image")
+    assert item.metadata == {"image_grid_thw": NumberArray(shape=(3,), values=grid)}
+    assert item.num_rows == grid[0] * grid[1] * grid[2] // 4
+    assert sum(len(frame) for frame in item.inputs) > item.num_rows * 4 * 14 * 14 * 3 * 2
+
+
+async def test_the_same_file_becomes_the_same_inputs(preprocessor: Preprocessor) -> None:
+    first, second = [await prepare(preprocessor, photos()["chelsea.jpg"].data) for _ in range(2)]
+    other = await prepare(preprocessor, photos()["chelsea.png"].data)
+    assert first.inputs == second.inputs
+    assert first.inputs != other.inputs
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("L", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("1", "PNG"), ("I;16", "PNG"), ("CMYK", "JPEG"), ("RGB", "WEBP")],
+)
+async def test_other_kinds_of_picture_are_read(preprocessor: Preprocessor, mode: str, kind: str) -> None:
+    assert (await prepare(preprocessor, picture(mode, kind=kind))).num_rows == 16
+
+
+# Files at fault
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG that says how large it is, and holds no picture."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+
+
+PHOTO = photos()["astronaut.png"].data
+JPEG = photos()["astronaut.jpg"].data
+BAD_FILES = {
+    "one byte": b"\0",
+    "text": b"this is not an image",
+    "a path": b"/etc/passwd",
+    "a URL": b"https://example.com/cat.png",
+    "a web page": b"<!doctype html><html><body>404 Not Found</body></html>",
+    "half a PNG": PHOTO[: len(PHOTO) // 2],
+    "half a JPEG": JPEG[: len(JPEG) // 2],
+    "a PNG's signature": PHOTO[:8],
+    "a JPEG's first bytes": JPEG[:20],
+    "a PNG without a picture": png_of(10, 10),
+    "a decompression bomb": png_of(60_000, 60_000),
+    "a PNG with a JPEG's first bytes": JPEG[:10] + PHOTO[10:],
+    "a broken PNG": PHOTO[:2000] + bytes(500) + PHOTO[2500:],
+    "video": b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + bytes(100),
+    "a picture of no height": png_of(10, 0),
+    "a strip that the processor refuses": picture(size=(2000, 1)),
+}
+
+
+@pytest.mark.parametrize("data", BAD_FILES.values(), ids=BAD_FILES)
+async def test_a_bad_file_is_its_senders_error(preprocessor: Preprocessor, data: bytes) -> None:
+    with pytest.raises(InvalidItemError) as caught:
+        await prepare(preprocessor, data)
+    assert caught.value.reason is Reason.MEDIA_UNREADABLE
+    message = str(caught.value)
+    assert re.match(r"(the image cannot be decoded|the model's processor refuses this image): \S", message), message
+    assert not LEAK.search(message), message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["coffee.jpg", "coffee.png"])
+async def test_a_mislabelled_picture_is_read_by_its_bytes(preprocessor: Preprocessor, name: str) -> None:
+    """Items carry no label at all: a JPEG sent as `photo.png` is a JPEG."""
+    assert (await prepare(preprocessor, photos()[name].data)).num_rows == 54
+
+
+async def test_too_many_rows_are_refused(preprocessor: Preprocessor) -> None:
+    with pytest.raises(InvalidItemError, match="the image needs 64 rows; at most 60 are allowed") as caught:
+        await prepare(preprocessor, picture(size=(224, 224)))
+    assert caught.value.reason is Reason.MEDIA_TOO_LARGE
+
+
+async def test_bad_files_leave_the_process_running(preprocessor: Preprocessor) -> None:
+    await prepare(preprocessor, GOOD)
+    before = {process.pid for process in workers()}
+    for data in BAD_FILES.values():
+        with pytest.raises(InvalidItemError):
+            await prepare(preprocessor, data)
+    assert {process.pid for process in workers()} == before
+
+
+# Processes that die
+
+
+async def test_a_file_in_hand_is_tried_again_when_its_process_dies(preprocessor: Preprocessor) -> None:
+    await prepare(preprocessor, GOOD)
+    (worker,) = workers()
+    os.kill(worker.pid, signal.SIGSTOP)  # so that it has the file and does not finish it
+    waiting = asyncio.create_task(prepare(preprocessor, GOOD))
+    await asyncio.sleep(0)
+    worker.kill()
+    assert (await asyncio.wait_for(waiting, WAIT_S)).num_rows == GOOD_ROWS
+    assert worker.pid not in {process.pid for process in workers()}
+
+
+async def test_an_idle_process_that_dies_is_replaced(preprocessor: Preprocessor) -> None:
+    await prepare(preprocessor, GOOD)
+    (worker,) = workers()
+    worker.kill()
+    worker.join(WAIT_S)
+    assert (await asyncio.wait_for(prepare(preprocessor, GOOD), WAIT_S)).num_rows == GOOD_ROWS
+
+
+async def test_a_file_that_kills_every_process_is_refused_and_the_next_is_fine(preprocessor: Preprocessor) -> None:
+    await prepare(preprocessor, GOOD)
+    waiting = asyncio.create_task(prepare(preprocessor, GOOD))
+    while not waiting.done():
+        for worker in workers():
+            worker.kill()
+        await asyncio.sleep(0.01)
+    with pytest.raises(InternalError, match="the process that preprocessed this item died") as caught:
+        await waiting
+    assert caught.value.reason is Reason.WORKER_DIED
+    assert (await asyncio.wait_for(prepare(preprocessor, GOOD), WAIT_S)).num_rows == GOOD_ROWS
+
+
+# The end
+
+
+async def test_a_closed_pool_is_an_error_not_a_hang(model_config: Any) -> None:
+    preprocessor = Preprocessor(model_config, 1, max_rows=MAX_ROWS)
+    preprocessor.close()
+    with pytest.raises(InternalError):
+        await asyncio.wait_for(prepare(preprocessor, GOOD), WAIT_S)
