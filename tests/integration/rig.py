@@ -1,0 +1,201 @@
+"""A producer in this process: real server, admission, step loop, publisher and pool, behind a real gRPC port.
+
+What it does not reproduce: vLLM. An "image" is any bytes, its rows are its bytes, and the encoder multiplies them; what
+begins with `bad` cannot be decoded. Preprocessing takes no process, the clock of leases moves when a test says so.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import torch
+from typing_extensions import Self
+
+from consumer_shim.client import Producer, ProducerError
+from producer.admission import Admission
+from producer.core import MediaItem, NumberArray, PreparedItem
+from producer.embedding_pool import EmbeddingPool
+from producer.errors import InvalidItemError
+from producer.memory.region import SharedRegion
+from producer.metrics import Metrics
+from producer.publisher import Publisher
+from producer.server import Servicer
+from producer.step_loop import StepLoop
+from producer.transport.base import Outlet, TransportError
+from producer.transport.stream import StreamOutlet
+from producer.wire.contract import WIRE_VERSION, Reason
+from producer.wire.pb import encoder_cache_pb2 as pb
+from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub, add_EncoderCacheServicer_to_server
+
+WIDTH = 64
+FINGERPRINT = "f" * 64
+EPOCH = 0xABCDEF
+MAX_ITEMS = 8
+MAX_ITEM_BYTES = 1 << 16
+MAX_BATCH_ROWS = 1 << 17
+WAIT_S = 60.0
+"""Longer than anything here takes: reaching it means that it never comes."""
+
+
+def embedding_of(data: bytes) -> torch.Tensor:
+    """Rows as many as bytes, `WIDTH` float32 elements each."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).float()[:, None] * torch.arange(1, WIDTH + 1)
+
+
+def bytes_of(data: bytes) -> bytes:
+    return embedding_of(data).numpy().tobytes()
+
+
+class Device:
+    """The encoder. Steps wait while the gate is closed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.steps: list[list[bytes]] = []
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        self.steps.append([item.inputs for item in items])
+        assert self.gate.wait(WAIT_S)
+        return [embedding_of(item.inputs) / (0.0 if item.inputs == b"not finite" else 1.0) for item in items]
+
+
+class DownOutlet(Outlet):
+    """A transport that never works."""
+
+    name = "down"
+
+    def describe(self, offset: int) -> tuple[int, str, bytes]:
+        raise TransportError("its agent is being started again")
+
+    @property
+    def is_up(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        return
+
+
+class Rig:
+    """The producer and its clients; as an async context manager, up inside it."""
+
+    def __init__(
+        self, *, pool_bytes: int = 1 << 20, max_leases: int = 100, max_queue_items: int = 64, lease_s: float = 60.0
+    ) -> None:
+        self.now_s = 0.0
+        self.metrics = Metrics()
+        self.device = Device()
+        self._stack = AsyncExitStack()
+        region = self._stack.enter_context(SharedRegion.create("ec-producer-test", pool_bytes))
+        self.pool = EmbeddingPool(region, epoch=EPOCH, lease_s=lease_s, max_leases=max_leases, clock=lambda: self.now_s)
+        self.loop = StepLoop(
+            self.device.encode,
+            Publisher(self.pool, self.metrics).publish,
+            max_rows=MAX_BATCH_ROWS,
+            max_items=4,
+            metrics=self.metrics,
+            graph_miss_reason="no_device",
+        )
+        self.admission = Admission(
+            self.pool,
+            self._prepare,
+            self.loop.submit,
+            fingerprint=FINGERPRINT,
+            modalities=("image",),
+            max_queue_items=max_queue_items,
+            max_item_bytes=MAX_ITEM_BYTES,
+            metrics=self.metrics,
+        )
+
+    async def __aenter__(self) -> Self:
+        self.loop.start()
+        self._stack.callback(self.loop.stop)
+        server = grpc.aio.server()
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        self.info = _info(self.address)
+        outlets: list[Outlet] = [StreamOutlet(), DownOutlet()]
+        servicer = Servicer(
+            self.admission, self.pool, {outlet.name: outlet for outlet in outlets}, self.info, self.metrics
+        )
+        add_EncoderCacheServicer_to_server(servicer, server)
+        await server.start()
+        self._stack.push_async_callback(server.stop, 0)
+        self.client = Producer(self.address)
+        self._stack.callback(self.client.close)
+        channel = grpc.aio.insecure_channel(self.address)
+        self._stack.push_async_callback(channel.close)
+        self.stub: Any = EncoderCacheStub(channel)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.device.gate.set()
+        await self._stack.aclose()
+
+    async def encode(self, *files: bytes, timeout_s: float = WAIT_S) -> list[pb.Ticket | ProducerError]:
+        """One outcome a file, through the shim's client."""
+        return await asyncio.to_thread(self.client.encode, [image(data) for data in files], timeout_s)
+
+    async def ticket(self, data: bytes) -> pb.Ticket:
+        """The ticket of a file that is fine."""
+        (outcome,) = await self.encode(data)
+        assert isinstance(outcome, pb.Ticket), outcome
+        return outcome
+
+    async def fetch(self, ticket: pb.Ticket) -> bytes:
+        """The rows, checked: acquire, fetch and release, through the shim's client."""
+        return await asyncio.to_thread(self.client.fetch, ticket, WAIT_S)
+
+    def begin(self, *files: bytes, timeout_s: float = WAIT_S) -> Any:
+        """An Encode call that the test can wait for or cancel."""
+        return self.stub.Encode(pb.EncodeRequest(items=[image(data) for data in files]), timeout=timeout_s)
+
+    async def begin_step(self, data: bytes) -> Any:
+        """An Encode call whose item is on the device, and stays there until the gate opens."""
+        self.device.gate.clear()
+        call = self.begin(data)
+        await eventually(lambda: [data] in self.device.steps)
+        return call
+
+    def sample(self, name: str, **labels: str) -> float:
+        """The value of a metric, 0 where it was never touched."""
+        return self.metrics.registry.get_sample_value(f"ec_producer_{name}", labels) or 0.0
+
+    async def _prepare(self, key: str, item: MediaItem) -> PreparedItem:
+        if item.data.startswith(b"bad"):
+            raise InvalidItemError(Reason.MEDIA_UNREADABLE, "the image cannot be decoded")
+        if item.data.startswith(b"unforeseen"):
+            raise RuntimeError("a mistake of ours")
+        metadata = {"image_grid_thw": NumberArray(shape=(3,), values=(1, 1, len(item.data)))}
+        return PreparedItem(
+            key=key, modality=item.modality, num_rows=len(item.data), metadata=metadata, inputs=item.data
+        )
+
+
+def image(data: bytes) -> pb.MediaItem:
+    return pb.MediaItem(modality=pb.MODALITY_IMAGE, data=data)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Waits until `condition` holds."""
+    for _ in range(int(WAIT_S / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+def _info(address: str) -> pb.GetModelInfoResponse:
+    return pb.GetModelInfoResponse(
+        model="tiny",
+        fingerprint=FINGERPRINT,
+        dtype="float32",
+        modalities=[pb.ModalityInfo(modality=pb.MODALITY_IMAGE, width=WIDTH)],
+        limits=pb.Limits(max_items_per_request=MAX_ITEMS, max_item_bytes=MAX_ITEM_BYTES),
+        transports=["down", "grpc"],
+        epoch=f"{EPOCH:016x}",
+        wire_version=WIRE_VERSION,
+        address=address,
+    )
