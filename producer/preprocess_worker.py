@@ -1,8 +1,9 @@
 """What runs in a preprocessing process: one media file → the model's inputs, with vLLM's own decoder and processor."""
 
-import ctypes
+import multiprocessing
+import os
 import re
-import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ _DECODERS: dict[str, Callable[..., Any]] = {"image": ImageMediaIO}
 """vLLM's decoder of a media file, by modality."""
 
 MODALITIES = tuple(_DECODERS)
-_PR_SET_PDEATHSIG = 1
 _ADDRESS = re.compile(r"\s*<[^>]* at 0x[0-9a-f]+>|\s*0x[0-9a-f]{6,}|(?<!\w)/[\w./-]+")
 
 
@@ -74,7 +74,7 @@ _worker: _Worker
 def start(model_config: ModelConfig) -> None:
     """Runs once in each process, before its first file."""
     global _worker
-    _die_with_parent()
+    threading.Thread(target=_end_with_producer, daemon=True).start()
     torch.set_num_threads(1)
     _worker = _Worker(model_config)
 
@@ -93,9 +93,12 @@ def is_ready() -> bool:
     return True
 
 
-def _die_with_parent() -> None:
-    """The fork server ends with the producer, however that ends; this process then must not be left behind."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _end_with_producer() -> None:
+    """A killed producer tells its processes nothing, and the fork server lives as long as any of them does."""
+    producer = multiprocessing.parent_process()
+    assert producer is not None
+    producer.join()
+    os._exit(1)
 
 
 def _numbers(value: Any) -> NumberArray:

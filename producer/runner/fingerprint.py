@@ -49,7 +49,7 @@ def _weights_digest(folder: Path, is_encoder_weight: Callable[[str], bool]) -> s
     """Hash of all encoder tensors by name, whatever files they are spread over."""
     tensors: dict[str, str] = {}
     files = sorted(folder.glob("*.safetensors"))
-    for path in files:
+    for path in _with_encoder_weights(folder, files, is_encoder_weight):
         tensors |= _tensor_digests(path, is_encoder_weight)
     if not files:
         others = sorted(path for pattern in ("*.bin", "*.pt", "*.gguf") for path in folder.glob(pattern))
@@ -57,6 +57,16 @@ def _weights_digest(folder: Path, is_encoder_weight: Callable[[str], bool]) -> s
     if not tensors:
         raise ValueError(f"{folder} holds no weights of an encoder")
     return hashlib.sha256(json.dumps(tensors, sort_keys=True).encode()).hexdigest()
+
+
+def _with_encoder_weights(folder: Path, files: list[Path], is_encoder_weight: Callable[[str], bool]) -> list[Path]:
+    """Those of `files` that the checkpoint's index does not say are without encoder weights."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return files
+    places: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+    others = set(places.values()) - {place for name, place in places.items() if is_encoder_weight(name)}
+    return [path for path in files if path.name not in others]
 
 
 def _tensor_digests(path: Path, is_encoder_weight: Callable[[str], bool]) -> dict[str, str]:
