@@ -57,7 +57,7 @@ async def serve(config: ServeConfig) -> None:
         pool = EmbeddingPool(region, epoch=epoch, lease_s=config.lease_s, max_leases=config.max_leases)
         _watch(pool, metrics)
         outlets = _open_outlets(config, region, stack)
-        model, admission = _start_encoder(config, pool, metrics, stack)
+        model, admission = _start_encoder(config, region, pool, metrics, stack)
         stop = _stop_signal()
         width = await _warm_up(admission, pool, model)
         info = _model_info(config, model, epoch=epoch, width=width, address=address)
@@ -120,11 +120,12 @@ def _open_outlets(config: ServeConfig, region: SharedRegion, stack: AsyncExitSta
 
 
 def _start_encoder(
-    config: ServeConfig, pool: EmbeddingPool, metrics: Metrics, stack: AsyncExitStack
+    config: ServeConfig, region: SharedRegion, pool: EmbeddingPool, metrics: Metrics, stack: AsyncExitStack
 ) -> tuple[ModelInfo, Admission]:
     """Loads the model, while the preprocessing processes start beside it."""
     from producer.preprocess_worker import MODALITIES as decodable
     from producer.runner.encoder import GRAPH_MISS_REASON, VllmEncoder
+    from producer.runner.pinned import pinned
 
     encoder = VllmEncoder(
         model=config.model,
@@ -140,6 +141,7 @@ def _start_encoder(
     stack.callback(preprocessor.close)
     preprocessor.start()
     model = encoder.load()
+    stack.enter_context(pinned(region.address, region.num_bytes, encoder.device))
     metrics.info.info(
         {"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **model.versions}
     )

@@ -14,7 +14,8 @@ PACKAGES = ("producer", "consumer_shim")
 _VLLM_COMMAND = """#!{python}
 import sys
 from vllm.entrypoints.cli.main import main
-sys.exit(main())
+if __name__ == "__main__":  # its processes import this file again
+    sys.exit(main())
 """
 
 
@@ -62,7 +63,18 @@ def install_wheel(wheel: Path, home: Path) -> Environment:
     _run(sys.executable, "-m", "venv", "--without-pip", str(home))
     environment = Environment(home)
     python = str(environment.bin / "python")
-    install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps")
+    install = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--ignore-installed",
+    )
     _run(*install, str(wheel))
     site = environment.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     # Adds that directory's packages after this one's, and reads none of its .pth files: so not the editable install.

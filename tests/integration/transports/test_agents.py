@@ -127,7 +127,7 @@ with SharedRegion.create("broken", 1 << 20) as region:
         transport="", lease_id="", address=0, num_bytes=1, generation=1, peer="", peer_metadata=b""
     )
     try:
-        agent.read(block, 0, 10.0)
+        agent.read(block, 0, 5.0)
     except TransportError as error:
         assert error.settled, error
     deadline = time.monotonic() + 10.0
