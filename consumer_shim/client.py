@@ -1,6 +1,7 @@
 """Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,10 +75,8 @@ class Producer:
         Raises:
             ProducerError: it does not answer.
         """
-        try:
+        with _producer_errors():
             return self.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise ProducerError.from_call(error) from None
 
     def encode(self, items: Sequence[pb.MediaItem], timeout_s: float) -> list[pb.Ticket | ProducerError]:
         """One outcome an item, in order.
@@ -85,11 +84,8 @@ class Producer:
         Raises:
             ProducerError: the call as a whole failed.
         """
-        try:
-            response = self.stub.Encode(pb.EncodeRequest(items=items), timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise ProducerError.from_call(error) from None
-        return outcomes(response)
+        with _producer_errors():
+            return outcomes(self.stub.Encode(pb.EncodeRequest(items=items), timeout=timeout_s))
 
     def acquire(self, *, key: str, epoch: str, lease_id: str, transport: str, timeout_s: float) -> Lease:
         """A lease on the embedding of a ticket, and its descriptor for `transport`.
@@ -100,10 +96,8 @@ class Producer:
         request = pb.AcquireRequest(
             key=key, epoch=epoch, lease_id=lease_id, transport=transport, wire_version=WIRE_VERSION
         )
-        try:
+        with _producer_errors():
             response = self.stub.Acquire(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise ProducerError.from_call(error) from None
         found = response.descriptor
         block = BlockDescriptor(
             transport=found.transport,
@@ -123,29 +117,47 @@ class Producer:
             ProducerError: it has gone, or the call failed.
             BlockError: what came is not what the ticket promised.
         """
+        expected = PullTicket.from_message(ticket, self.address)
         lease = self.acquire(
             key=ticket.key, epoch=ticket.epoch, lease_id=ticket.lease_id, transport=GRPC_TRANSPORT, timeout_s=timeout_s
         )
         try:
-            parts = self.stub.Fetch(pb.FetchRequest(lease_id=lease.block.lease_id), timeout=timeout_s)
-            block = b"".join(part.data for part in parts)
-        except grpc.RpcError as error:
-            raise ProducerError.from_call(error) from None
+            block = self._fetch(lease.block.lease_id, expected.shape.block_bytes, timeout_s)
         finally:
             self.release(lease.block.lease_id, timeout_s)
-        expected = PullTicket.from_message(ticket, self.address)
         return bytes(read_block(memoryview(block), expected.identity(lease.block.generation), expected.shape))
 
     def release(self, lease_id: str, timeout_s: float) -> None:
         """Ends a lease, if the producer can be reached; else it ends by expiry."""
-        try:
+        with contextlib.suppress(ProducerError), _producer_errors():
             self.stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=timeout_s)
-        except grpc.RpcError:
-            return
 
     def close(self) -> None:
         """Ends the channel; calls in flight fail."""
         self._channel.close()
+
+    def _fetch(self, lease_id: str, num_bytes: int, timeout_s: float) -> bytearray:
+        """The bytes of a leased block; those of a longer one break off behind `num_bytes`."""
+        block = bytearray()
+        with _producer_errors():
+            call = self.stub.Fetch(pb.FetchRequest(lease_id=lease_id), timeout=timeout_s)
+            for part in call:
+                block += part.data
+                if len(block) > num_bytes:
+                    call.cancel()
+                    break
+        return block
+
+
+@contextlib.contextmanager
+def _producer_errors() -> Iterator[None]:
+    """Turns what gRPC raises in the body into ProducerError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise ProducerError.from_call(error) from None
+    except ValueError:  # how gRPC says that the channel was closed
+        raise ProducerError(grpc.StatusCode.CANCELLED, "", "the client is closed") from None
 
 
 def outcomes(response: pb.EncodeResponse) -> list[pb.Ticket | ProducerError]:

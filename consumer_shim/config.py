@@ -1,6 +1,7 @@
 """Settings of the shim: vLLM's `ec_connector_extra_config`, the one place for middleware and connector."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,14 +34,15 @@ class ShimConfig:
             raise ValueError("producers is empty; expected a list with the host:port of at least one producer")
         for address in self.producers:
             host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
+            if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
                 raise ValueError(f"producers has {address!r}; expected host:port")
         if self.transport not in TRANSPORTS:
             raise ValueError(f"transport is {self.transport!r}; allowed are {', '.join(TRANSPORTS)}")
+        if not isinstance(self.nixl_devices, str):
+            raise ValueError(f"nixl_devices is {self.nixl_devices!r}; expected text")
         for field in dataclasses.fields(self):
-            low, high, value = field.metadata.get("low"), field.metadata.get("high"), getattr(self, field.name)
-            if low is not None and not low <= value <= high:
-                raise ValueError(f"{field.name} is {value}; allowed are {low} to {high}")
+            if "low" in field.metadata:
+                _check_number(field, getattr(self, field.name))
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> "ShimConfig":
@@ -58,7 +60,12 @@ class ShimConfig:
         producers = extra.get("producers")
         if not isinstance(producers, list) or not all(isinstance(one, str) for one in producers):
             raise ValueError(f"producers is {producers!r}; expected a list with the host:port of at least one producer")
-        try:
-            return cls(**{**extra, "producers": tuple(producers)})
-        except TypeError as error:
-            raise ValueError(f"ec_connector_extra_config: {error}") from None
+        return cls(**{**extra, "producers": tuple(producers)})
+
+
+def _check_number(field: "dataclasses.Field[Any]", value: Any) -> None:
+    low, high = field.metadata["low"], field.metadata["high"]
+    kinds = (int,) if isinstance(field.default, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+        whole = " in whole numbers" if kinds == (int,) else ""
+        raise ValueError(f"{field.name} is {value!r}; allowed are {low} to {high}{whole}")

@@ -86,7 +86,7 @@ class ECProducerConnector(ECConnectorBase):
         return self._scheduler.has(identifier)
 
     def update_state_after_alloc(self, request: "Request", index: int) -> None:
-        self._scheduler.load(request.request_id, request.mm_features[index].identifier)
+        self._scheduler.load(request.mm_features[index].identifier)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> ShimMetadata:
         self._landing.settle()

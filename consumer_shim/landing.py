@@ -1,7 +1,6 @@
 """Where embeddings land: the region, the transports into it and the threads that pull."""
 
 import logging
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from consumer_shim.client import Producer
@@ -32,7 +31,6 @@ class Landing:
         }
         self._nixl = self._open_nixl()
         self._chosen: dict[str, Reader] = {}  # by address
-        self._lock = threading.Lock()
         self._puller = Puller(self.region, self.store, self._producers.__getitem__, self._reader)
         self._threads = ThreadPoolExecutor(config.max_pulls, thread_name_prefix="pull")
 
@@ -66,21 +64,16 @@ class Landing:
 
     def _reader(self, address: str) -> Reader:
         """The transport for a producer: what was set, or the most capable one that both sides have."""
-        with self._lock:
-            reader = self._chosen.get(address)
-            if reader is None:
-                reader = self._choose(address)
-                logger.info("pulling from %s over %s", address, reader.name)
-            return reader
+        reader = self._chosen.get(address)
+        if reader is None:
+            reader = self._chosen[address] = self._choose(address)
+            logger.info("pulling from %s over %s", address, reader.name)
+        return reader
 
     def _choose(self, address: str) -> Reader:
-        """Remembers its choice once the producer has said what it offers."""
-        stream = self._streams[address]
         if self._nixl is None:
-            self._chosen[address] = stream
-        elif self._config.transport == nixl.NAME:
-            self._chosen[address] = self._nixl
-        else:
-            offered = self._producers[address].info(_INFO_TIMEOUT_S).transports
-            self._chosen[address] = self._nixl if nixl.NAME in offered else stream
-        return self._chosen[address]
+            return self._streams[address]
+        if self._config.transport == nixl.NAME:
+            return self._nixl
+        offered = self._producers[address].info(_INFO_TIMEOUT_S).transports
+        return self._nixl if nixl.NAME in offered else self._streams[address]

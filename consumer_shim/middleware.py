@@ -97,7 +97,7 @@ class _Encoder:
         """
         try:
             request = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return body, []  # vLLM says what is wrong with it
         if not isinstance(request, dict):
             return body, []
@@ -105,7 +105,10 @@ class _Encoder:
         if not parts:
             return body, leases_in(request)
         tickets = await self._encode(parts)
-        apply_tickets(request, parts, tickets)
+        try:
+            apply_tickets(request, parts, tickets)
+        except (ValueError, IndexError) as error:
+            raise RequestError(502, f"the producer's answer makes no sense: {error}") from None
         return json.dumps(request).encode(), [ticket.lease_id for ticket, _ in tickets]
 
     async def _encode(self, parts: Sequence[MediaPart]) -> list[tuple[pb.Ticket, str]]:

@@ -101,9 +101,9 @@ class Puller:
             logger.exception("a pull failed")
             failure = Failure(500, f"pulling the embedding failed: {type(error).__name__}")
             if pull.block.state is BlockState.WRITING:
-                self._quarantine(pull.block, self._reader(pull.ticket.address))
+                self._store.free(pull.block)
         if failure is None:
-            self._store.commit(pull.block)
+            self._store.commit(pull.block, pull.ticket.shape)
             pull.move(PullState.READY)
         else:
             logger.warning("no embedding %s from %s: %s", pull.ticket.key[:16], pull.ticket.address, failure.message)
@@ -148,16 +148,21 @@ class Puller:
             if time.monotonic() > lease_end_s:
                 raise TransportError("the lease ended before the read did")
         except TransportError as error:
+            what, status = ("timed out", 504) if error.timed_out or not error.settled else ("failed", 503)
+            failure = Failure(status, f"pulling over {reader.name} {what}: {error}")
             if not error.settled:
                 self._quarantine(pull.block, reader)  # the lease ends by expiry: the read may still be under way
-                return Failure(504, f"pulling over {reader.name} timed out: {error}")
+                return failure
             producer.release(lease.block.lease_id, _RELEASE_TIMEOUT_S)
-            return self._give_up(pull, Failure(503, f"pulling over {reader.name} failed: {error}"))
+            return self._give_up(pull, failure)
         except BlockError as error:
             producer.release(lease.block.lease_id, _RELEASE_TIMEOUT_S)
             return self._give_up(
                 pull, Failure(502, f"what was pulled over {reader.name} is not the embedding: {error}")
             )
+        except Exception:
+            self._quarantine(pull.block, reader)  # nobody knows what the library still does
+            raise
         producer.release(lease.block.lease_id, _RELEASE_TIMEOUT_S)
         return None
 

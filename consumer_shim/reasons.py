@@ -3,6 +3,7 @@
 An abstract Unix socket, named by the engine's id: it exists while the engine does and leaves no file.
 """
 
+import contextlib
 import json
 import logging
 import socket
@@ -36,14 +37,19 @@ class ReasonServer:
         threading.Thread(target=self._serve, name="reasons", daemon=True).start()
 
     def close(self) -> None:
+        """Ends the thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes it
         self._socket.close()
 
     def _serve(self) -> None:
         while True:
             try:
                 question, sender = self._socket.recvfrom(_MAX_BYTES)
+                if not question and not sender:
+                    return
                 self._socket.sendto(self._answer(question), sender)
-            except ValueError:
+            except (ValueError, TypeError):
                 continue  # not our middleware's question
             except OSError:
                 if self._socket.fileno() < 0:

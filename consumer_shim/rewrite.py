@@ -1,7 +1,6 @@
 """Chat request ↔ media and tickets: pure translation of the JSON body."""
 
 import base64
-import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +71,8 @@ def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Seq
         metadata = {name: _nested(array) for name, array in ticket.metadata.items()}
         part.content[part.index] = {"type": kind, kind: metadata, "uuid": ticket.key}
     params = body.get("ec_transfer_params") or {}
+    if not isinstance(params, dict):
+        raise RequestError(400, "ec_transfer_params is not an object")
     pulls = [PullTicket.from_message(ticket, address) for ticket, address in tickets]
     body["ec_transfer_params"] = {**params, **to_params(pulls)}
 
@@ -111,7 +112,7 @@ def _data(source: Any) -> bytes:
         raise RequestError(400, "image_url is not a base64 data URL")
     try:
         return base64.b64decode(payload, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise RequestError(400, f"image_url is not valid base64: {error}") from None
 
 

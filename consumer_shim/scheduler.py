@@ -124,15 +124,14 @@ class SchedulerSide:
         use = self._uses.get(identifier)
         return use is not None and self._store.is_pinned(use.key)
 
-    def load(self, request_id: str, identifier: str) -> None:
+    def load(self, identifier: str) -> None:
         """Has the workers copy the item out of the region in this step; its block is pinned until `loaded`."""
         use = self._uses.get(identifier)
         block = self._store.pin(use.key) if use else None
         if use is None or block is None:
             return  # in-band
         use.in_engine = True
-        ticket = next(ticket for _, ticket in self._requests[request_id].items if ticket.key == use.key)
-        load = Load(next(self._load_ids), identifier, block.offset + HEADER_BYTES, ticket.shape)
+        load = Load(next(self._load_ids), identifier, block.offset + HEADER_BYTES, block.info)
         self._new_loads.append(load)
         self._loading[load.load_id] = block
 
@@ -177,15 +176,12 @@ class SchedulerSide:
         try:
             items, tickets = describe()
             request.leases = [ticket.lease_id for ticket in tickets]
-            pairs = _pair(items, tickets)
-            for item, ticket in pairs:
+            for item, ticket in _pair(items, tickets):
                 self._check(item, ticket)
+                self._uses.setdefault(item.identifier, _Use(ticket.key)).num_requests += 1
+                request.items.append((item, ticket))
         except ValueError as error:
             request.failure = Failure(400, str(error))
-            return request
-        for item, ticket in pairs:
-            self._uses.setdefault(item.identifier, _Use(ticket.key)).num_requests += 1
-        request.items = pairs
         return request
 
     def _check(self, item: RequestItem, ticket: PullTicket) -> None:
@@ -210,7 +206,13 @@ class SchedulerSide:
     def _advance(self, request: _Request, computed: int) -> Failure | None:
         needed = request.needed(computed)
         self._unpin(request, request.pins.keys() - needed.keys())
-        missing = {key: ticket for key, ticket in needed.items() if not self._pin(request, key)}
+        missing = {}
+        for key, ticket in needed.items():
+            shape = self._pin(request, key)
+            if shape is None:
+                missing[key] = ticket
+            elif shape != ticket.shape:
+                return Failure(400, f"the ticket says {ticket.shape}, the embedding is {shape}")
         if not missing:
             request.deadline_s = None
             return None
@@ -220,13 +222,13 @@ class SchedulerSide:
 
     def _wait(self, request: _Request, missing: dict[str, PullTicket], deadline_s: float) -> Failure | None:
         """Joins or starts the pulls of `missing`; a failure of one of them, or of the wait."""
-        for key in missing:
+        for key, ticket in missing.items():
             pull = request.waits.get(key)
-            if pull is not None and pull.state is PullState.FAILED:
+            if pull is not None and pull.state is PullState.FAILED and pull.ticket.source == ticket.source:
                 return pull.failure
         if self._clock() > deadline_s:
             return Failure(504, f"the embeddings did not arrive within {self._pull_timeout_s:.0f} s")
-        under_way = {key: pull for key, pull in self._pulls.items() if key in missing and not pull.is_over}
+        under_way = {key: self._pulls[key] for key in missing if self._is_under_way(key)}
         new = {key: ticket for key, ticket in missing.items() if key not in under_way}
         try:
             blocks = self._store.reserve_all({key: ticket.shape.block_bytes for key, ticket in new.items()})
@@ -238,13 +240,19 @@ class SchedulerSide:
         request.waits.update(under_way)
         return None
 
-    def _pin(self, request: _Request, key: str) -> bool:
-        if key not in request.pins:
-            block = self._store.pin(key)
-            if block is None:
-                return False
-            request.pins[key] = block
-        return True
+    def _is_under_way(self, key: str) -> bool:
+        """Whether a pull of `key` is under way, or has brought it since this pass looked."""
+        pull = self._pulls.get(key)
+        return pull is not None and (not pull.is_over or self._store.lookup(key) is not None)
+
+    def _pin(self, request: _Request, key: str) -> EmbeddingShape | None:
+        """Pins the embedding of `key` for the request; its shape, or None where it is not in the region."""
+        block = request.pins.get(key) or self._store.pin(key)
+        if block is None:
+            return None
+        request.pins[key] = block
+        shape: EmbeddingShape = block.info
+        return shape
 
     def _unpin(self, request: _Request, keys: Iterable[str]) -> None:
         for key in list(keys):

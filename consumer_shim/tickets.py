@@ -41,7 +41,7 @@ class PullTicket:
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= _MAX_ROWS:
                 raise ValueError(f"the ticket's {name} is {str(value)[:80]}; allowed are 1 to {_MAX_ROWS}")
-        if self.dtype not in DTYPE_BYTES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
             raise ValueError(f"the ticket's dtype is {str(self.dtype)[:80]!r}; allowed are {', '.join(DTYPE_BYTES)}")
         if not isinstance(self.modality, str) or not isinstance(self.address, str):
             raise ValueError("the ticket's modality or address is not text")
@@ -49,6 +49,11 @@ class PullTicket:
     @property
     def shape(self) -> EmbeddingShape:
         return EmbeddingShape(num_rows=self.num_rows, width=self.width, dtype=self.dtype)
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Where its embedding is: what another ticket of one source meets, this one would too."""
+        return self.address, self.epoch
 
     def identity(self, generation: int) -> BlockIdentity:
         """What the block of this ticket must say of itself."""

@@ -108,7 +108,10 @@ class Admission:
             self._metrics.shared.labels("in_flight").inc()
         work.num_waiters += 1
         try:
-            await asyncio.shield(work.task)
+            await asyncio.wait([work.task])
+            if work.task.cancelled():
+                raise UnavailableError(Reason.SHUTTING_DOWN, "the service shut down before the item was encoded")
+            work.task.result()
         finally:
             work.num_waiters -= 1
             if not work.num_waiters:

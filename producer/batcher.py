@@ -1,5 +1,6 @@
 """Packs waiting items into encoder steps. Pure: no clock, no thread. Nobody waits for a step to fill."""
 
+import contextlib
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
@@ -31,6 +32,11 @@ class Batcher(Generic[ItemT]):
     def add(self, item: ItemT) -> None:
         """Puts `item` at the end of the queue."""
         self._waiting.append(item)
+
+    def discard(self, item: ItemT) -> None:
+        """Takes `item` out of the queue, if it is there."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(item)
 
     def take(self) -> list[ItemT]:
         """The next step: the oldest item and those behind it, of its modality, that fit. Empty if none waits.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from producer import __version__
-from producer.config import ServeConfig, parse_bytes, parse_object
+from producer.config import ServeConfig, parse_bytes, parse_object, split_address
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,8 +74,8 @@ def _named(convert: Callable[[str], Any]) -> Callable[[str], Any]:
         try:
             return convert(text)
         except ValueError as error:
-            wanted = f"{text!r} is not a number" if convert in (int, float) else str(error)
-            raise argparse.ArgumentTypeError(wanted) from None
+            said = {int: f"{text!r} is not a whole number", float: f"{text!r} is not a number"}
+            raise argparse.ArgumentTypeError(said.get(convert, str(error))) from None  # type: ignore[call-overload]
 
     return parse
 
@@ -108,9 +108,27 @@ def _add_encode(commands: Any) -> None:
     encode = commands.add_parser("encode", help="encode media files", description="Encodes media files at a producer.")
     encode.set_defaults(run=_encode)
     encode.add_argument("files", metavar="FILE", nargs="+", type=Path, help="image to encode")
-    encode.add_argument("--address", default="127.0.0.1:50051", help="host:port of the producer (default: %(default)s)")
+    encode.add_argument(
+        "--address",
+        type=_named(_address),
+        default="127.0.0.1:50051",
+        help="host:port of the producer (default: %(default)s)",
+    )
     encode.add_argument("--out", type=Path, metavar="FOLDER", help="write each embedding there as KEY.safetensors")
-    encode.add_argument("--timeout-s", type=float, default=60.0, help="seconds for each call (default: %(default)s)")
+    encode.add_argument(
+        "--timeout-s", type=_named(_seconds), default=60.0, help="seconds for each call (default: %(default)s)"
+    )
+
+
+def _address(text: str) -> str:
+    split_address("address", text)
+    return text
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) <= 86400:
+        raise ValueError(f"{text!r} is no timeout; allowed are more than 0 to 86400 seconds")
+    return float(text)
 
 
 def _encode(options: argparse.Namespace) -> int:

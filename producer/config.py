@@ -21,7 +21,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: not such a size.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KiB|MiB|GiB|TiB|)", text.strip())
+    match = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?) ?(KiB|MiB|GiB|TiB|)", text.strip(), re.ASCII)
     if not match:
         raise ValueError(f"{text!r} is not a size; write bytes, or a number with KiB, MiB, GiB or TiB")
     return int(float(match[1]) * _UNITS[match[2]])
@@ -33,7 +33,10 @@ def parse_object(text: str) -> dict[str, Any]:
     Raises:
         ValueError: not such an object.
     """
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
         raise ValueError(f"{text!r} is not a JSON object")
     return value
@@ -119,7 +122,7 @@ def split_address(name: str, value: str) -> tuple[str, int]:
         ValueError: names `name`, the value and the form.
     """
     host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError(f"{name} is {value!r}; expected host:port with a port of 0 to 65535")
     return host.strip("[]"), int(port)
 

@@ -81,8 +81,13 @@ class EmbeddingPool:
             raise
         self._store.commit(block, info)
 
-    def grant(self, key: str, transport: str = "") -> Lease:
-        """A new lease on the embedding of `key`; `transport` says what it will be read with, "" for not at all yet.
+    def grant(self, key: str, transport: str = "", *, replaces: str = "") -> Lease:
+        """A new lease on the embedding of `key`.
+
+        Args:
+            key: content key.
+            transport: what it will be read with, "" for not at all yet.
+            replaces: a lease on the same embedding that ends with this one's beginning, if it has not ended.
 
         Raises:
             NotFoundError: it is not in the pool.
@@ -90,11 +95,16 @@ class EmbeddingPool:
         """
         self.expire()
         with self._lock:
-            if len(self._leases) >= self._max_leases:
+            old, _ = self._leases.get(replaces, (None, None))
+            replaced = old is not None and old.key == key
+            if len(self._leases) - replaced >= self._max_leases:
                 raise OverloadedError(Reason.TOO_MANY_LEASES, f"{self._max_leases} leases are held already")
             block = self._store.pin(key)
             if block is None:
-                raise NotFoundError(Reason.NOT_IN_POOL, f"no embedding of key {key} is in the pool")
+                raise NotFoundError(Reason.NOT_IN_POOL, f"no embedding of key {key[:64]} is in the pool")
+            if replaced:
+                del self._leases[replaces]
+                self._store.unpin(block)
             lease = Lease(
                 lease_id=secrets.token_hex(16),
                 key=key,
@@ -140,7 +150,7 @@ class EmbeddingPool:
             lease, _ = self._leases.get(lease_id, (None, None))
             block = self._store.pin(lease.key) if lease else None
         if block is None:
-            raise NotFoundError(Reason.LEASE_ENDED, f"lease {lease_id} does not exist or has ended")
+            raise NotFoundError(Reason.LEASE_ENDED, f"lease {lease_id[:64]} does not exist or has ended")
         try:
             yield self._view(block).toreadonly()
         finally:

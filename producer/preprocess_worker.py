@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ _worker: _Worker
 def start(model_config: ModelConfig) -> None:
     """Runs once in each process, before its first file."""
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the producer's to handle: it drains first
     threading.Thread(target=_end_with_producer, daemon=True).start()
     torch.set_num_threads(1)
     _worker = _Worker(model_config)

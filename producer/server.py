@@ -1,6 +1,7 @@
 """The gRPC service: messages in, messages out. No logic of its own."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import grpc
 from producer.admission import Admission
 from producer.core import Lease, MediaItem
 from producer.embedding_pool import EmbeddingPool
-from producer.errors import InvalidRequestError, MismatchError, ServiceError, UnavailableError
+from producer.errors import InternalError, InvalidRequestError, MismatchError, ServiceError, UnavailableError
 from producer.messages import duration, error_status, status_code, ticket
 from producer.metrics import Metrics
 from producer.transport.base import Outlet, TransportError
@@ -17,6 +18,8 @@ from producer.wire.contract import FETCH_CHUNK_BYTES, WIRE_VERSION, Reason
 from producer.wire.modality import modality_name
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer
+
+logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -43,7 +46,13 @@ class Servicer(EncoderCacheServicer):
             self._check(request)
         except ServiceError as error:
             await _abort(context, error)
-        outcomes = await asyncio.gather(*(self._encode(index, item) for index, item in enumerate(request.items)))
+        leases: list[Lease] = []
+        try:
+            outcomes = await asyncio.gather(*(self._encode(*item, leases) for item in enumerate(request.items)))
+        except asyncio.CancelledError:
+            for lease in leases:  # nobody will ever hear of them
+                self._pool.release(lease.lease_id)
+            raise
         return pb.EncodeResponse(outcomes=outcomes)
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
@@ -80,20 +89,29 @@ class Servicer(EncoderCacheServicer):
         if request.fingerprint not in ("", self._info.fingerprint):
             raise MismatchError(
                 Reason.FINGERPRINT_MISMATCH,
-                f"the client expects fingerprint {request.fingerprint}, this producer has {self._info.fingerprint}",
+                f"the client expects fingerprint {request.fingerprint[:64]}, this one is {self._info.fingerprint}",
             )
 
-    async def _encode(self, index: int, item: pb.MediaItem) -> pb.ItemOutcome:
+    async def _encode(self, index: int, item: pb.MediaItem, leases: list[Lease]) -> pb.ItemOutcome:
+        """The one outcome of an item; its lease, if it has one, goes into `leases` too."""
         try:
             lease = await self._admission.encode(MediaItem(modality=modality_name(item.modality), data=item.data))
-        except ServiceError as error:
-            self._metrics.items.labels(status_code(error).name).inc()
-            return pb.ItemOutcome(error=error_status(error, index))
         except asyncio.CancelledError:
             self._metrics.items.labels(grpc.StatusCode.CANCELLED.name).inc()
             raise
+        except ServiceError as error:
+            return self._failed(index, error)
+        except Exception as error:  # an item's error must not void the others
+            logger.exception("an item failed")
+            reason = f"encoding failed: {type(error).__name__}"
+            return self._failed(index, InternalError(Reason.ENCODE_FAILED, reason))
+        leases.append(lease)
         self._metrics.items.labels(grpc.StatusCode.OK.name).inc()
         return pb.ItemOutcome(ticket=self._ticket(lease))
+
+    def _failed(self, index: int, error: ServiceError) -> pb.ItemOutcome:
+        self._metrics.items.labels(status_code(error).name).inc()
+        return pb.ItemOutcome(error=error_status(error, index))
 
     def _ticket(self, lease: Lease) -> pb.Ticket:
         return ticket(lease, epoch=self._info.epoch, lease_s=self._pool.lease_s, address=self._info.address)
@@ -107,21 +125,22 @@ class Servicer(EncoderCacheServicer):
         if request.epoch != self._info.epoch:
             raise MismatchError(
                 Reason.EPOCH_MISMATCH,
-                f"the ticket is of epoch {request.epoch}, this producer's is {self._info.epoch}: it was started again",
+                f"the ticket is of epoch {request.epoch[:16]}, not {self._info.epoch}: the producer was started again",
             )
         outlet = self._outlets.get(request.transport)
         if outlet is None:
             offered = ", ".join(self._outlets)
             raise InvalidRequestError(
-                Reason.UNKNOWN_TRANSPORT, f"transport {request.transport!r} is not offered here; {offered} are"
+                Reason.UNKNOWN_TRANSPORT, f"transport {request.transport[:64]!r} is not offered here; {offered} are"
             )
-        lease = self._pool.grant(request.key, outlet.name)
+        if not outlet.is_up:
+            raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name} is down; it is being started again")
+        lease = self._pool.grant(request.key, outlet.name, replaces=request.lease_id)
         try:
             descriptor = _describe(lease, outlet)
         except TransportError as error:
             self._pool.release(lease.lease_id)
             raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name}: {error}") from None
-        self._pool.release(request.lease_id)
         return pb.AcquireResponse(
             lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor
         )

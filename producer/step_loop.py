@@ -18,7 +18,7 @@ from producer.wire.contract import Reason
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Job:
     item: PreparedItem
     done: "Future[None]"
@@ -70,6 +70,7 @@ class StepLoop:
                 raise UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
             self._batcher.add(job)
             self._changed.notify()
+        job.done.add_done_callback(lambda done: self._drop(job) if done.cancelled() else None)
         return job.done
 
     def stop(self) -> None:
@@ -79,6 +80,11 @@ class StepLoop:
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
+
+    def _drop(self, job: _Job) -> None:
+        """Lets go of a cancelled item's inputs; its step may have taken it already."""
+        with self._changed:
+            self._batcher.discard(job)
 
     def _run(self) -> None:
         while jobs := self._next_step():
@@ -106,6 +112,8 @@ class StepLoop:
         try:
             with self._metrics.time("encode"):
                 embeddings = self._encode([job.item for job in jobs])
+            if len(embeddings) != len(jobs):
+                raise RuntimeError(f"the encoder returned {len(embeddings)} embeddings for {len(jobs)} items")
         except Exception as error:  # whatever the model raises, the loop lives
             logger.exception("a step of %d items failed", len(jobs))
             if len(jobs) > 1:

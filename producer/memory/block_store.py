@@ -98,6 +98,8 @@ class BlockStore:
         with self._lock:
             blocks: list[Block] = []
             try:
+                if sum(map(Arena.round_up, sizes.values())) > self._arena.free_bytes + self._evictable_bytes:
+                    raise self._full(sizes)  # before anything is evicted for it
                 for key, num_bytes in sizes.items():
                     blocks.append(self._reserve(key, num_bytes))
             except StoreFullError:
@@ -124,10 +126,11 @@ class BlockStore:
         """Gives the memory of a block back that is not pinned."""
         with self._lock:
             assert not block.pins, block
-            if block.state is not BlockState.QUARANTINED:
+            is_listed = block.state is not BlockState.QUARANTINED
+            self._move(block, BlockState.FREED)
+            if is_listed:
                 del self._blocks[block.key]
                 self._hold(block)
-            self._move(block, BlockState.FREED)
             self._on_free(block)
             self._arena.free(block.offset, block.num_bytes)
 
@@ -167,8 +170,8 @@ class BlockStore:
         assert key not in self._blocks, key
         offset = self._arena.allocate(num_bytes)
         while offset is None:
-            if not self._evictable or num_bytes > self._arena.free_bytes + self._evictable_bytes:
-                raise StoreFullError(f"no room for {num_bytes} bytes: {self.used_bytes} of {self.num_bytes} in use")
+            if not self._evictable:
+                raise self._full({key: num_bytes})
             self.free(next(iter(self._evictable.values())))
             self.num_evictions += 1
             offset = self._arena.allocate(num_bytes)
@@ -176,13 +179,17 @@ class BlockStore:
         self._blocks[key] = block
         return block
 
+    def _full(self, sizes: dict[str, int]) -> StoreFullError:
+        wanted = sum(sizes.values())
+        return StoreFullError(f"no room for {wanted} bytes: {self.used_bytes} of {self.num_bytes} in use")
+
     def _let_go(self, block: Block) -> None:
         self._evictable[block.key] = block
-        self._evictable_bytes += block.num_bytes
+        self._evictable_bytes += Arena.round_up(block.num_bytes)
 
     def _hold(self, block: Block) -> None:
         if self._evictable.pop(block.key, None) is not None:
-            self._evictable_bytes -= block.num_bytes
+            self._evictable_bytes -= Arena.round_up(block.num_bytes)
 
     def _move(self, block: Block, state: BlockState) -> None:
         assert state in _MOVES[block.state], (block, state)

@@ -54,6 +54,8 @@ class SharedRegion:
 
     def close(self) -> None:
         """Unmaps, if no view of the memory is held any more; a region still in use goes with its process."""
+        if self._map.closed:
+            return
         try:
             self.view.release()
             self._map.close()

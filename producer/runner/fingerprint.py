@@ -70,20 +70,23 @@ def _with_encoder_weights(folder: Path, files: list[Path], is_encoder_weight: Ca
 
 
 def _tensor_digests(path: Path, is_encoder_weight: Callable[[str], bool]) -> dict[str, str]:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        (length,) = struct.unpack_from("<Q", data)
-        if not 2 <= length <= min(_MAX_HEADER_BYTES, len(data) - 8):
-            raise ValueError(f"{path.name} is not a safetensors file")
-        header = json.loads(data[8 : 8 + length])
-        return {
-            name: _tensor_digest(data, 8 + length, entry)
-            for name, entry in header.items()
-            if name != "__metadata__" and is_encoder_weight(name)
-        }
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            (length,) = struct.unpack_from("<Q", data)
+            header = json.loads(data[8 : 8 + min(length, _MAX_HEADER_BYTES)])
+            return {
+                name: _tensor_digest(data, 8 + length, entry)
+                for name, entry in header.items()
+                if name != "__metadata__" and is_encoder_weight(name)
+            }
+    except (ValueError, TypeError, KeyError, AttributeError, struct.error):
+        raise ValueError(f"{path.name} is not a safetensors file, or not a whole one") from None
 
 
 def _tensor_digest(data: mmap.mmap, base: int, entry: Mapping[str, Any]) -> str:
     start, end = entry["data_offsets"]
+    if not 0 <= start <= end <= len(data) - base:
+        raise ValueError
     digest = blake3(f"{entry['dtype']}{entry['shape']}".encode(), max_threads=blake3.AUTO)
     with memoryview(data) as view, view[base + start : base + end] as tensor:
         digest.update(tensor)

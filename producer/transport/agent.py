@@ -5,6 +5,7 @@ never pass through here. It ends when its owner does. When it dies, reads in fli
 """
 
 import base64
+import contextlib
 import json
 import logging
 import socket
@@ -81,7 +82,7 @@ class AgentProcess:
         """As `Reader.read`."""
         read = self._post(block, offset)
         if not read.ended.wait(timeout_s):
-            raise TransportError(f"no end of the read within {timeout_s:.1f} s", settled=False)
+            raise TransportError(f"no end of the read within {timeout_s:.1f} s", settled=False, timed_out=True)
         if read.error:
             raise TransportError(read.error)
 
@@ -94,7 +95,8 @@ class AgentProcess:
         """Ends the agent; reads in flight fail."""
         self._closed = True
         self._stop.set()
-        self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # it is down and being started again
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._supervisor.join(timeout=10)
 
     def _post(self, block: BlockDescriptor, offset: int) -> _Read:
@@ -148,6 +150,9 @@ class AgentProcess:
 
     def _take_answers(self) -> None:
         while (answer := self._receive()) is not None:
+            if "id" not in answer:
+                logger.error("the agent of %s fails: %s", self._arguments[0], answer.get("error"))
+                continue
             with self._lock:
                 read = self._reads.pop(answer["id"], None)
             if read is not None:

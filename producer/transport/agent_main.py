@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 from typing import Any, Protocol
@@ -62,6 +63,7 @@ def _post(backend: Backend, message: dict[str, Any], owner: socket.socket) -> bo
 
 def main(arguments: list[str]) -> None:
     """`agent_main BACKEND ROLE DEVICES REGION_FD SOCKET_FD`: see AgentProcess."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle: it drains first
     where, role, devices, region_fd, socket_fd = arguments
     owner = socket.socket(fileno=int(socket_fd))
     try:

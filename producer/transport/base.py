@@ -10,9 +10,10 @@ from dataclasses import dataclass
 class TransportError(Exception):
     """The bytes did not come. `settled` says whether the landing memory may be reused at once."""
 
-    def __init__(self, message: str, *, settled: bool = True) -> None:
+    def __init__(self, message: str, *, settled: bool = True, timed_out: bool = False) -> None:
         super().__init__(message)
         self.settled = settled
+        self.timed_out = timed_out
 
 
 class TransportUnavailableError(Exception):

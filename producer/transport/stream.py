@@ -47,7 +47,8 @@ class StreamReader(Reader):
                 self._region.view[offset : offset + len(part.data)] = part.data
                 offset += len(part.data)
         except grpc.RpcError as error:
-            raise TransportError(f"fetching failed: {error.code().name}: {error.details()}") from None
+            timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            raise TransportError(f"{error.code().name}: {error.details()}", timed_out=timed_out) from None
         finally:
             call.cancel()
         if offset != end:

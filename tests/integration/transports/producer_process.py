@@ -51,8 +51,8 @@ class Pool(EmbeddingPool):
         super().__init__(region, **settings)
         self.granted: list[str] = []
 
-    def grant(self, key: str, transport: str = "") -> Lease:
-        lease = super().grant(key, transport)
+    def grant(self, key: str, transport: str = "", *, replaces: str = "") -> Lease:
+        lease = super().grant(key, transport, replaces=replaces)
         self.granted.append(lease.lease_id)
         return lease
 
