@@ -133,7 +133,6 @@ def test_units_multiply(count: int, unit: str) -> None:
     assert parse_bytes(f"{count}{unit}") == count * parse_bytes(f"1{unit}")
 
 
-@pytest.mark.xfail(strict=True, raises=OverflowError, reason="a size beyond a float's range is no ValueError")
 def test_an_absurd_size_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_bytes("9" * 400)
@@ -152,8 +151,8 @@ def test_objects() -> None:
         "[1]",
         "1",
         "null",
-        pytest.param("{", marks=pytest.mark.xfail(strict=True, reason="json's message names neither value nor form")),
-        pytest.param("", marks=pytest.mark.xfail(strict=True, reason="json's message names neither value nor form")),
+        "{",
+        "",
     ],
 )
 def test_what_is_no_object_is_named(text: str) -> None:
@@ -187,9 +186,7 @@ def test_addresses(text: str, parts: tuple[str, int]) -> None:
         "host:-1",
         "host:65536",
         "host:http",
-        pytest.param(
-            "host:²", marks=pytest.mark.xfail(strict=True, reason="isdigit() takes digits that int() refuses")
-        ),
+        "host:²",
     ],
 )
 def test_what_is_no_address_is_named(text: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
@@ -22,6 +23,12 @@ END_S = LEASE_S + LEASE_MARGIN_S
 def put(pool: EmbeddingPool, *numbers: int) -> None:
     for number in numbers:
         pool.put(key_of(number), INFO, rows_of(number))
+
+
+def put_large(pool: EmbeddingPool, number: int) -> None:
+    """One of two pages."""
+    shape = replace(SHAPE, num_rows=200)
+    pool.put(key_of(number), replace(INFO, shape=shape), memoryview(bytes(shape.payload_bytes)))
 
 
 def identity(key: str, generation: int) -> BlockIdentity:
@@ -83,16 +90,20 @@ def test_every_life_of_a_key_has_its_generation(pool: EmbeddingPool) -> None:
     assert pool.grant(key_of(1)).generation > first.generation
 
 
-def test_a_reader_that_comes_too_late_can_tell(pool: EmbeddingPool, region: SharedRegion) -> None:
-    """Its lease has ended, the memory was reused or is about to be; it reads all the same."""
-    put(pool, 1)
-    lease = pool.grant(key_of(1))
-    pool.release(lease.lease_id)
-    put(pool, *range(2, 2 + NUM_BLOCKS))
+@pytest.mark.parametrize("reuse", ["rewritten", "only freed"])
+def test_a_reader_that_comes_too_late_can_tell(pool: EmbeddingPool, region: SharedRegion, reuse: str) -> None:
+    """Its lease has ended and its embedding was evicted; it reads all the same."""
+    put(pool, *range(NUM_BLOCKS))
+    late, _neighbour = pool.grant(key_of(0)), pool.grant(key_of(1))
+    pool.release(late.lease_id)
+    put_large(pool, 50)  # evicts 0, whose page is too small, and all behind 1
+    if reuse == "rewritten":
+        put(pool, 51)
+    with pytest.raises(NotFoundError):
+        pool.grant(late.key)
+    block = region.view[late.offset : late.offset + late.num_bytes]
     with pytest.raises(BlockError):
-        read_block(
-            region.view[lease.offset : lease.offset + lease.num_bytes], identity(lease.key, lease.generation), SHAPE
-        )
+        read_block(block, identity(late.key, late.generation), SHAPE)
 
 
 # Room

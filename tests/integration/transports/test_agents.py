@@ -51,7 +51,7 @@ def test_an_agent_that_stays_down_is_said_so(consumer: Consumer, mortal: Produce
     mortal.ask("environ", "UCX_TLS", "nonsense")
     send(signal.SIGKILL, *mortal.agent_pids)
     assert eventually(lambda: not mortal.agent_pids)
-    assert failed(consumer.pull(ticket), 503, "TRANSPORT_DOWN: nixl: .*agent is down")
+    assert failed(consumer.pull(ticket), 503, "TRANSPORT_DOWN: nixl is down")
     assert mortal.ask("num_leases") == 1
     mortal.ask("environ", "UCX_TLS", "all")
     assert eventually(lambda: mortal.agent_pids)
@@ -138,9 +138,6 @@ with SharedRegion.create("broken", 1 << 20) as region:
 """
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an answer without an id ends the supervisor, so that nobody starts the agent again"
-)
 def test_an_agent_whose_library_breaks_is_started_again() -> None:
     done = subprocess.run([sys.executable, "-c", BROKEN], timeout=BOUND_S, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -170,7 +167,6 @@ def test_agents_end_with_an_owner_that_was_killed() -> None:
     assert eventually(lambda: not agents & our_processes())
 
 
-@pytest.mark.xfail(strict=True, raises=OSError, reason="close() shuts a socket down that was closed already")
 def test_closing_while_the_agent_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     with SharedRegion.create("test-down", 1 << 20) as region:
         reader = nixl.open_reader(region, "lo")
@@ -180,7 +176,6 @@ def test_closing_while_the_agent_is_down(monkeypatch: pytest.MonkeyPatch) -> Non
         reader.close()
 
 
-@pytest.mark.xfail(strict=True, reason="Ctrl-C ends the agent, too")
 def test_a_signal_for_the_whole_group_is_the_owners_to_handle() -> None:
     """Ctrl-C reaches every process of the terminal's group; reads in hand go on while the owner drains."""
     with SharedRegion.create("test-signal", 1 << 20) as region:

@@ -100,7 +100,6 @@ def test_closing_ends_its_agent(both: ProducerProcess) -> None:
     assert eventually(lambda: our_processes() == before)
 
 
-@pytest.mark.xfail(strict=True, reason="the first question to a producer is asked under the lock of all producers")
 def test_a_producer_that_stands_still_holds_up_no_other(both: ProducerProcess) -> None:
     with ProducerProcess("grpc") as frozen, closing(landing(frozen, both)) as place:
         first = frozen.put("b" * 64, 10)

@@ -26,13 +26,7 @@ def _nothing_is_held(consumer: Consumer, producer: ProducerProcess) -> Iterator[
     assert producer.ask("num_leases") == 0
 
 
-WHOLE_POOL = pytest.param(
-    WHOLE_POOL_ROWS,
-    marks=pytest.mark.xfail(strict=True, reason="BlockStore counts evictable blocks without their rounding to pages"),
-)
-
-
-@pytest.mark.parametrize("num_rows", [1, 15, 16, 4095, 4096, 16384, WHOLE_POOL])
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 4095, 4096, 16384, WHOLE_POOL_ROWS])
 def test_every_size_arrives(consumer: Consumer, producer: ProducerProcess, num_rows: int) -> None:
     key = f"{num_rows:064x}"
     pull = consumer.pull(producer.put(key, num_rows))

@@ -102,7 +102,6 @@ def test_nothing_goes_back_to_writing(before: BlockState) -> None:
         store._move(block_in(before, store), BlockState.WRITING)
 
 
-@pytest.mark.xfail(strict=True, reason="free() takes the key's new block out of the store before it checks the move")
 def test_freeing_twice_does_not_touch_the_block_that_came_after() -> None:
     store = BlockStore(PAGES * PAGE_BYTES)
     old = ready(store, "a")
@@ -205,9 +204,6 @@ def test_whatever_is_unpinned_makes_room(blocks: list[int], wanted: int) -> None
     store.reserve("wanted", wanted * PAGE_BYTES)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="evictable bytes are counted unrounded: small blocks seem to make less room than they do"
-)
 def test_small_blocks_make_room_by_the_page() -> None:
     store = BlockStore(PAGES * PAGE_BYTES)
     for number in range(PAGES):
@@ -243,9 +239,6 @@ def test_half_a_request_takes_no_room() -> None:
     assert len(store.reserve_all({"a": PAGE_BYTES, "b": 2 * PAGE_BYTES})) == 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="reserve_all evicts for the first block before it knows that the last cannot fit"
-)
 def test_a_request_that_can_never_fit_evicts_nothing() -> None:
     store, _ = full_store()
     with pytest.raises(StoreFullError):

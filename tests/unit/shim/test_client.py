@@ -251,7 +251,6 @@ def test_a_lease_that_cannot_be_released_ends_by_expiry(absent: Producer) -> Non
     absent.release("3" * 32, BOUND_S)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="gRPC raises ValueError for a closed channel")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_closed_client_is_an_error_of_the_producer(producer: Producer, call: str) -> None:
     """Pulls under way meet it when the engine ends."""

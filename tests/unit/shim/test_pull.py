@@ -367,7 +367,6 @@ def test_any_error_ends_the_pull(setting: Setting, where: str, state: BlockState
     assert pull.block.state is BlockState.FREED
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the reader is asked for again while its error is handled")
 def test_an_error_of_the_transports_choice_ends_the_pull(setting: Setting) -> None:
     setting.no_reader = RuntimeError("out of order")
     pull = setting.pull()

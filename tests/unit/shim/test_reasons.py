@@ -102,7 +102,6 @@ def test_it_survives_what_is_no_question(engine_id: str, question: bytes) -> Non
     assert answers_after(engine_id, question, "")
 
 
-@pytest.mark.xfail(strict=True, reason="what is no list ends the thread with a TypeError")
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("question", [b"5", b"null", b"true"])
 def test_it_survives_what_is_no_list(engine_id: str, question: bytes) -> None:
@@ -115,13 +114,11 @@ def test_it_survives_other_lists(engine_id: str, question: bytes) -> None:
     assert answers_after(engine_id, question, "")
 
 
-@pytest.mark.xfail(strict=True, reason="answering nobody ends the thread with a TypeError")
 @pytest.mark.usefixtures("server")
 def test_it_survives_a_sender_without_a_name(engine_id: str) -> None:
     assert answers_after(engine_id, b'["lost"]', None)
 
 
-@pytest.mark.xfail(strict=True, reason="closing a socket does not wake the thread that waits on it")
 def test_closing_ends_its_thread_and_frees_its_name(engine_id: str, caplog: pytest.LogCaptureFixture) -> None:
     before = set(threading.enumerate())
     ReasonServer(engine_id, {}.get).close()

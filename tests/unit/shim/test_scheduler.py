@@ -413,10 +413,9 @@ def test_unknown_identifiers_may_be_freed(engine: Engine) -> None:
     assert engine.side.take_loads(["somebody's"]) == []
 
 
-# What is wrong today
+# Races and forgeries
 
 
-@pytest.mark.xfail(strict=True, reason="a pull that ends within a pass is taken for none: AssertionError in the store")
 @pytest.mark.parametrize("num_passes", [0, 1])
 def test_an_embedding_may_arrive_within_a_pass(engine: Engine, num_passes: int) -> None:
     """The puller's thread commits it after the scheduler found it missing."""
@@ -429,7 +428,6 @@ def test_an_embedding_may_arrive_within_a_pass(engine: Engine, num_passes: int) 
     assert engine.is_ready("r", images(1))
 
 
-@pytest.mark.xfail(strict=True, reason="what lies in the region is not compared with the ticket's shape")
 @pytest.mark.parametrize("num_rows", [2, 8])
 @pytest.mark.parametrize("has_arrived", [True, False])
 def test_a_forged_shape_gets_nothing(engine: Engine, num_rows: int, has_arrived: bool) -> None:
@@ -444,7 +442,6 @@ def test_a_forged_shape_gets_nothing(engine: Engine, num_rows: int, has_arrived:
     assert engine.is_ready("honest", images(1))
 
 
-@pytest.mark.xfail(strict=True, raises=StopIteration, reason="load() looks for a ticket of this very request")
 def test_an_in_band_item_under_an_identifier_in_use(engine: Engine) -> None:
     """A client chooses the identifier of its own tensor; the engine must live."""
     engine.make_ready("a", images(1))
@@ -452,7 +449,6 @@ def test_an_in_band_item_under_an_identifier_in_use(engine: Engine) -> None:
     engine.side.load(item(1).identifier)
 
 
-@pytest.mark.xfail(strict=True, reason="a request joins a pull with whatever ticket, and fails with it")
 def test_anothers_stale_ticket_fails_its_own_request_only(engine: Engine) -> None:
     """After a restart of the producer, old and new tickets of one image meet."""
     assert not engine.is_ready("old", ([item(1)], [ticket(1, epoch="1" * 16, lease_id="1")]))
@@ -464,7 +460,6 @@ def test_anothers_stale_ticket_fails_its_own_request_only(engine: Engine) -> Non
     assert engine.pulls[-1].ticket.epoch == "2" * 16
 
 
-@pytest.mark.xfail(strict=True, reason="identifiers are compared with those of other requests only")
 def test_one_identifier_for_two_contents_of_a_request(engine: Engine) -> None:
     assert not engine.is_ready("r", ([item(1), item(1, end=20)], [ticket(1), ticket(2)]))
     assert engine.side.take_unavailable() == {"r"}

@@ -76,8 +76,8 @@ def test_a_block_lands_at_its_place(region: SharedRegion, parts: list[bytes]) ->
         ([DATA[:299]], "the producer sent 299 of 300 bytes"),
         ([DATA, b"x"], "the producer sent more than the block's 300 bytes"),
         ([DATA[:200], DATA], "the producer sent more than the block's 300 bytes"),
-        ([Refused()], "fetching failed: NOT_FOUND: it has ended"),
-        ([DATA[:200], Refused()], "fetching failed: NOT_FOUND: it has ended"),
+        ([Refused()], "NOT_FOUND: it has ended"),
+        ([DATA[:200], Refused()], "NOT_FOUND: it has ended"),
     ],
 )
 def test_anything_else_is_an_error(region: SharedRegion, parts: list[bytes | Exception], sentence: str) -> None:
