@@ -1,6 +1,7 @@
 """Who may have work done: permits, shared encodes, cancellation. Runs on the event loop."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from producer.wire.content_key import content_key
 from producer.wire.contract import Reason
 
 _HASH_INLINE_BYTES = 1 << 20
+_URL = re.compile(rb"\s*(https?|ftp|file|s3|gs|data):", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -77,9 +79,9 @@ class Admission:
                 Reason.UNSUPPORTED_MODALITY, f"modality {item.modality} is not served; {', '.join(self._modalities)} is"
             )
         if not item.data:
-            raise InvalidItemError(
-                Reason.MEDIA_EMPTY, "the item has no data; media arrive as bytes, URLs are not fetched"
-            )
+            raise InvalidItemError(Reason.MEDIA_EMPTY, "the item has no data")
+        if _URL.match(item.data):
+            raise InvalidItemError(Reason.MEDIA_REFUSED, "the item is a URL; media arrive as bytes, nothing is fetched")
         if len(item.data) > self._max_item_bytes:
             raise InvalidItemError(
                 Reason.MEDIA_TOO_LARGE,

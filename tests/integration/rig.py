@@ -63,17 +63,19 @@ class Device:
         return [embedding_of(item.inputs) / (0.0 if item.inputs == b"not finite" else 1.0) for item in items]
 
 
-class DownOutlet(Outlet):
-    """A transport that never works."""
+class BrokenOutlet(Outlet):
+    """A transport that never works. Either it says so, or it goes down when it is needed."""
 
-    name = "down"
+    def __init__(self, name: str, *, is_up: bool) -> None:
+        self.name = name
+        self._is_up = is_up
 
     def describe(self, offset: int) -> tuple[int, str, bytes]:
         raise TransportError("its agent is being started again")
 
     @property
     def is_up(self) -> bool:
-        return False
+        return self._is_up
 
     def close(self) -> None:
         return
@@ -116,7 +118,7 @@ class Rig:
         server = grpc.aio.server()
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         self.info = _info(self.address)
-        outlets: list[Outlet] = [StreamOutlet(), DownOutlet()]
+        outlets: list[Outlet] = [StreamOutlet(), BrokenOutlet("down", is_up=False), BrokenOutlet("falling", is_up=True)]
         servicer = Servicer(
             self.admission, self.pool, {outlet.name: outlet for outlet in outlets}, self.info, self.metrics
         )
@@ -194,7 +196,7 @@ def _info(address: str) -> pb.GetModelInfoResponse:
         dtype="float32",
         modalities=[pb.ModalityInfo(modality=pb.MODALITY_IMAGE, width=WIDTH)],
         limits=pb.Limits(max_items_per_request=MAX_ITEMS, max_item_bytes=MAX_ITEM_BYTES),
-        transports=["down", "grpc"],
+        transports=["down", "falling", "grpc"],
         epoch=f"{EPOCH:016x}",
         wire_version=WIRE_VERSION,
         address=address,

@@ -127,7 +127,9 @@ async def test_an_item_is_encoded_and_leased(admission: Admission, stages: Stage
     ("item", "reason", "message"),
     [
         (MediaItem(modality="audio", data=b"x"), Reason.UNSUPPORTED_MODALITY, "modality audio is not served; image is"),
-        (image(b""), Reason.MEDIA_EMPTY, "no data; media arrive as bytes, URLs are not fetched"),
+        (image(b""), Reason.MEDIA_EMPTY, "the item has no data"),
+        (image(b"https://example.org/cat.png"), Reason.MEDIA_REFUSED, "media arrive as bytes, nothing is fetched"),
+        (image(b"data:image/png;base64,AAAA"), Reason.MEDIA_REFUSED, "media arrive as bytes, nothing is fetched"),
         (image(bytes(MAX_ITEM_BYTES + 1)), Reason.MEDIA_TOO_LARGE, "3145729 bytes; at most 3145728 are allowed"),
     ],
     ids=["modality", "empty", "large"],

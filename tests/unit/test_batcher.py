@@ -82,6 +82,15 @@ def test_what_comes_later_joins_the_end() -> None:
     assert [item.number for item in batcher.take()] == [1, 2]
 
 
+def test_what_is_discarded_is_in_no_step() -> None:
+    items = [Item(number, "image", 1) for number in range(3)]
+    batcher = batcher_of(items)
+    batcher.discard(items[1])
+    assert batcher.take() == [items[0], items[2]]
+    batcher.discard(items[0])
+    assert len(batcher) == 0
+
+
 def test_length_is_what_waits() -> None:
     batcher = batcher_of([Item(0, "image", 6), Item(1, "image", 6)])
     assert len(batcher) == 2

@@ -96,7 +96,9 @@ def test_a_reader_that_comes_too_late_can_tell(pool: EmbeddingPool, region: Shar
     put(pool, *range(NUM_BLOCKS))
     late, _neighbour = pool.grant(key_of(0)), pool.grant(key_of(1))
     pool.release(late.lease_id)
-    put_large(pool, 50)  # evicts 0, whose page is too small, and all behind 1
+    for number in (2, 3):
+        pool.release(pool.grant(key_of(number)).lease_id)
+    put_large(pool, 50)  # evicts 0, whose page is too small, then 2 and 3
     if reuse == "rewritten":
         put(pool, 51)
     with pytest.raises(NotFoundError):
@@ -193,6 +195,33 @@ def test_a_lease_ends_by_itself(pool: EmbeddingPool, clock: Clock) -> None:
     pool.expire()
     assert pool.release(early.lease_id) is None
     assert pool.release(late.lease_id) is late
+
+
+# Replacing a lease
+
+
+def test_a_lease_is_replaced_in_one_step(pool: EmbeddingPool) -> None:
+    put(pool, 1)
+    old = pool.grant(key_of(1))
+    new = pool.grant(key_of(1), "grpc", replaces=old.lease_id)
+    assert (pool.num_leases, pool.store.num_pinned) == (1, 1)
+    assert pool.release(old.lease_id) is None
+    assert read(pool, new) == rows_of(1)
+
+
+def test_the_last_lease_can_be_replaced(pool: EmbeddingPool) -> None:
+    put(pool, 1)
+    leases = [pool.grant(key_of(1)) for _ in range(NUM_BLOCKS + 2)]
+    pool.grant(key_of(1), replaces=leases[0].lease_id)
+    with pytest.raises(OverloadedError):
+        pool.grant(key_of(1), replaces=leases[0].lease_id)  # it has ended
+
+
+def test_a_lease_on_another_embedding_is_not_replaced(pool: EmbeddingPool) -> None:
+    put(pool, 1, 2)
+    other = pool.grant(key_of(2))
+    pool.grant(key_of(1), replaces=other.lease_id)
+    assert pool.release(other.lease_id) is other
 
 
 # Reading

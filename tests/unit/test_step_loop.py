@@ -202,7 +202,6 @@ def test_a_publish_that_breaks_is_an_internal_error(loop: StepLoop, device: Devi
     loop.submit(prepared(2)).result(WAIT_S)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_encoder_that_returns_too_few_embeddings_is_an_internal_error(metrics: Metrics) -> None:
     loop = StepLoop(
         lambda items: [], lambda item, rows: None, max_rows=16, max_items=3, metrics=metrics, graph_miss_reason=""

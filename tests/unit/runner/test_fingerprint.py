@@ -123,6 +123,15 @@ def test_the_language_model_is_not_read(folder: Path, monkeypatch: pytest.Monkey
     assert num_hashed == 3 * 4 * 6 * 2
 
 
+def test_a_file_without_encoder_weights_is_not_opened(folder: Path, tmp_path: Path) -> None:
+    encoder = [name for name in tensors() if is_encoder_weight(name)]
+    other = write(tmp_path / "other", shards=[("a.safetensors", encoder)])
+    places = {name: "a.safetensors" if is_encoder_weight(name) else "b.safetensors" for name in tensors()}
+    (other / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (other / "b.safetensors").write_bytes(b"not looked at")
+    assert digest(other) == digest(folder)
+
+
 # What matters
 
 
@@ -228,6 +237,14 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path, content:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.safetensors is not a safetensors file"):
         digest(tmp_path)
+
+
+@pytest.mark.xfail(strict=True, reason="a broken index is a KeyError or json's own words, without the file's name")
+@pytest.mark.parametrize("content", ["{}", "{", "[]", '{"weight_map": 1}'])
+def test_an_index_that_is_none_is_named(folder: Path, content: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json"):
+        digest(folder)
 
 
 def test_a_file_that_breaks_off_is_named(folder: Path) -> None:

@@ -449,6 +449,28 @@ def test_an_in_band_item_under_an_identifier_in_use(engine: Engine) -> None:
     engine.side.load(item(1).identifier)
 
 
+@pytest.mark.xfail(strict=True, reason="has() is True for the item, and the engine dies of its rows")
+def test_an_in_band_item_of_another_size_under_an_identifier_in_use(engine: Engine) -> None:
+    """The engine would take the region's embedding for it, without another look."""
+    engine.make_ready("a", images(1))
+    assert not engine.is_ready("b", ([item(1, is_in_band=True, num_rows=8)], []))
+    assert engine.side.take_unavailable() == {"b"}
+
+
+@pytest.mark.xfail(strict=True, reason="tickets of one source are taken to meet one fate, whatever their shape")
+def test_a_forged_shape_fails_nobody_else(engine: Engine) -> None:
+    """The producer's block is not of the forger's size, but of the other's."""
+    forged = [item(9, num_rows=8)], [ticket(1, num_rows=8, lease_id="f")]
+    assert not engine.is_ready("forger", forged)
+    assert not engine.is_ready("honest", images(1))
+    engine.lose(engine.pulls[0], Failure(502, "the block has 320 bytes, expected 448"))
+    assert not engine.is_ready("forger", forged)
+    assert not engine.is_ready("honest", images(1))
+    assert engine.side.take_unavailable() == {"forger"}
+    engine.arrive(engine.pulls[-1])
+    assert engine.is_ready("honest", images(1))
+
+
 def test_anothers_stale_ticket_fails_its_own_request_only(engine: Engine) -> None:
     """After a restart of the producer, old and new tickets of one image meet."""
     assert not engine.is_ready("old", ([item(1)], [ticket(1, epoch="1" * 16, lease_id="1")]))
