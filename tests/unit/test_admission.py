@@ -132,7 +132,7 @@ async def test_an_item_is_encoded_and_leased(admission: Admission, stages: Stage
         (image(b"data:image/png;base64,AAAA"), Reason.MEDIA_REFUSED, "media arrive as bytes, nothing is fetched"),
         (image(bytes(MAX_ITEM_BYTES + 1)), Reason.MEDIA_TOO_LARGE, "3145729 bytes; at most 3145728 are allowed"),
     ],
-    ids=["modality", "empty", "large"],
+    ids=["modality", "empty", "URL", "data URL", "large"],
 )
 async def test_a_bad_item_is_refused_before_any_work(
     admission: Admission, stages: Stages, item: MediaItem, reason: Reason, message: str

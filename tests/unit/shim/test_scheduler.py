@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from consumer_shim.pull import Failure, Pull, PullState
 from consumer_shim.scheduler import Load, RequestItem, SchedulerSide
@@ -489,6 +489,8 @@ def test_one_identifier_for_two_contents_of_a_request(engine: Engine) -> None:
 
 # Whatever the order
 
+MOST_REQUESTS = 4
+
 
 @dataclass
 class Asked:
@@ -508,9 +510,7 @@ class Asked:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Requests, pulls, steps of the engine and their ends in any order, in a region that is too small for all."""
-
-    requests = Bundle("requests")
+    """Requests, passes of the engine, pulls and their ends in any order, in a region that is too small for all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -531,26 +531,31 @@ class AnyOrder(RuleBasedStateMachine):
     def under_way(self) -> list[Pull]:
         return [pull for pull in self.engine.pulls if not pull.is_over]
 
-    @rule(target=requests, numbers=st.lists(st.integers(1, 5), min_size=1, max_size=3))
-    def request(self, numbers: list[int]) -> str:
+    @precondition(lambda self: len(self.asked) < MOST_REQUESTS)
+    @rule(numbers=st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    def request(self, numbers: list[int]) -> None:
         self.num_requests += 1
-        name = f"r{self.num_requests}"
-        self.asked[name] = Asked(images(*numbers))
-        return name
+        self.asked[f"r{self.num_requests}"] = Asked(images(*numbers))
 
-    @rule(name=requests, num_loads=st.integers(0, 3), progress=st.sampled_from([0, 0, 5, 10]), freed=st.integers(1, 5))
-    def step(self, name: str, num_loads: int, progress: int, freed: int) -> None:
-        asked = self.asked.get(name)
-        if asked is None:
-            return
-        asked.is_ready = False  # what it needed in its last step it need not have any more
-        asked.is_ready = self.engine.is_ready(name, asked.media, asked.computed)
-        if asked.is_ready:
-            assert all(self.engine.side.has(identifier) for identifier in asked.needed)
-            for identifier in list(asked.needed)[:num_loads]:
-                self.engine.side.load(identifier)
-            self.take_loads([item(freed).identifier])
-            asked.computed += progress
+    @rule(
+        progress=st.lists(st.sampled_from([0, 5, 10]), min_size=MOST_REQUESTS, max_size=MOST_REQUESTS),
+        num_loads=st.integers(0, 2),
+        freed=st.integers(1, 5),
+    )
+    def pass_over_all(self, progress: list[int], num_loads: int, freed: int) -> None:
+        for (name, asked), computed in zip(self.asked.items(), progress, strict=False):
+            asked.is_ready = False  # what it needed in its last step it need not have any more
+            asked.is_ready = self.engine.is_ready(name, asked.media, asked.computed)
+            if asked.is_ready:
+                assert all(self.engine.side.has(identifier) for identifier in asked.needed)
+                for identifier in list(asked.needed)[:num_loads]:
+                    self.engine.side.load(identifier)
+                asked.computed += computed
+        self.take_loads([item(freed).identifier])
+        for name in self.engine.side.take_unavailable():
+            assert not self.asked[name].is_ready
+            self.engine.side.finish(name)
+            del self.asked[name]
 
     def take_loads(self, freed: list[str]) -> None:
         for load in self.engine.side.take_loads(freed):
@@ -563,21 +568,18 @@ class AnyOrder(RuleBasedStateMachine):
         assert block.key == load.identifier
         return block
 
-    @rule(name=requests)
-    def preempt(self, name: str) -> None:
-        if name in self.asked:
-            self.asked[name].computed, self.asked[name].is_ready = 0, False
+    @precondition(lambda self: self.asked)
+    @rule(place=st.integers(0, MOST_REQUESTS))
+    def preempt(self, place: int) -> None:
+        for asked in list(self.asked.values())[place : place + 1]:
+            asked.computed, asked.is_ready = 0, False
 
-    @rule(name=requests)
-    def finish(self, name: str) -> None:
-        self.engine.side.finish(name)
-        self.asked.pop(name, None)
-
-    @rule()
-    def fail_unavailable(self) -> None:
-        for name in self.engine.side.take_unavailable():
-            assert not self.asked.get(name, Asked(images(1))).is_ready
-            self.finish(name)
+    @precondition(lambda self: self.asked)
+    @rule(place=st.integers(0, MOST_REQUESTS))
+    def finish(self, place: int) -> None:
+        for name in list(self.asked)[place : place + 1]:
+            self.engine.side.finish(name)
+            del self.asked[name]
 
     @rule(num=st.integers(1, 3))
     def end_pulls(self, num: int) -> None:
@@ -605,8 +607,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert all(block.state is BlockState.READY for block in self.loading.values())
 
     def teardown(self) -> None:
-        for name in list(self.asked):
-            self.finish(name)
+        for name in self.asked:
+            self.engine.side.finish(name)
         self.take_loads([])
         self.end_loads()
         for pull in self.under_way():
