@@ -50,29 +50,106 @@ class EncodeMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(_PATH):
             await self._app(scope, receive, send)
             return
+        exchange = _Exchange(self._encoder_for, dict(scope), receive, send)
         try:
-            encoder = self._encoder_for(scope)
-            body = await _read_body(receive, encoder.max_body_bytes)
-            if body is None:
-                return
-            rewritten, leases = await encoder.rewrite(body)
-        except RequestError as error:
-            await _send_error(send, error.status, str(error))
-            return
-        if leases:
-            scope = {**scope, "headers": _headers(scope["headers"], len(rewritten))}
-            send = _Explained(send, encoder.engine_id, leases)
-        await self._app(scope, _replay(rewritten, receive), send)
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except RequestError:
+            await exchange.refuse()
 
     def _encoder_for(self, scope: MutableMapping[str, Any]) -> "_Encoder":
         if self._encoder is None:
             transfer = scope["app"].state.vllm_config.ec_transfer_config
             if transfer is None:
                 raise RequestError(500, "EncodeMiddleware needs --ec-transfer-config with consumer_shim.connector")
-            self._encoder = _Encoder(
-                ShimConfig.from_extra_config(transfer.ec_connector_extra_config), transfer.engine_id
-            )
+            config = ShimConfig.from_extra_config(transfer.ec_connector_extra_config)
+            self._encoder = _Encoder(config, transfer.engine_id)
         return self._encoder
+
+
+class _Exchange:
+    """One request and its response, both seen by the app through here.
+
+    The app gets the rewritten body when it asks for it. vLLM runs this middleware outside of its own: so by then it has
+    checked who is asking, and no media are encoded for a request that it turns away.
+
+    An 'internal error' of the app is replaced by the reason, where the connector knows it. vLLM begins a stream with an
+    event of the role alone for each choice, then says that the request failed; so a response is held back until its
+    first bytes that say something else.
+    """
+
+    def __init__(
+        self,
+        encoder_for: "Callable[[MutableMapping[str, Any]], _Encoder]",
+        scope: MutableMapping[str, Any],
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self.scope = scope
+        self._encoder_for = encoder_for
+        self._receive = receive
+        self._send = send
+        self._was_read = False
+        self._refusal: RequestError | None = None
+        self._leases: list[str] = []
+        self._held: list[Message] | None = []
+        self._is_over = False
+
+    async def receive(self) -> Message:
+        """The whole body at the first call, then whatever comes, so that a disconnect still arrives.
+
+        Raises:
+            RequestError: the media cannot be served; `send` says so, whatever the app makes of it.
+        """
+        if self._was_read:
+            return await self._receive()
+        self._was_read = True
+        try:
+            encoder = self._encoder = self._encoder_for(self.scope)
+            body = await _read_body(self._receive, encoder.max_body_bytes)
+            if body is None:
+                return {"type": "http.disconnect"}
+            rewritten, self._leases = await encoder.rewrite(body)
+        except RequestError as error:
+            self._refusal = error
+            raise
+        if rewritten is not body:
+            self.scope["headers"][:] = _headers(self.scope["headers"], len(rewritten))
+        return {"type": "http.request", "body": rewritten, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        """Passes the app's response on, or another in its place."""
+        if self._refusal is not None:
+            await self.refuse()
+        elif self._leases and self._held is not None:
+            await self._hold(self._held, message)
+        else:
+            await self._send(message)
+
+    async def refuse(self) -> None:
+        """Answers with the refusal, once."""
+        if self._refusal is not None and not self._is_over:
+            self._is_over = True
+            await _send_error(self._send, self._refusal.status, str(self._refusal))
+
+    async def _hold(self, held: list[Message], message: Message) -> None:
+        held.append(message)
+        if message["type"] == "http.response.start" or (_is_opening(message) and len(held) < _MAX_HELD):
+            return
+        self._held = None
+        failure = await self._failure(held[0], message)
+        if failure is not None:
+            self._refusal = RequestError(failure.http_status, failure.message)
+            await self.refuse()
+            return
+        for one in held:
+            await self._send(one)
+
+    async def _failure(self, start: Message, message: Message) -> Failure | None:
+        """Why the request failed; None where it did not, or nobody knows."""
+        in_stream = start["status"] == 200 and message.get("body", b"").startswith(b'data: {"error"')
+        if not self._leases or (start["status"] != 500 and not in_stream):
+            return None
+        return await asyncio.to_thread(ask, self._encoder.engine_id, self._leases)
 
 
 class _Encoder:
@@ -82,12 +159,9 @@ class _Encoder:
         self._timeout_s = config.encode_timeout_s
         self.max_body_bytes = config.max_body_bytes
         self.engine_id = engine_id
-        self._stubs = itertools.cycle(
-            [
-                (address, _stub(grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)))
-                for address in config.producers
-            ]
-        )
+        channels = [(one, grpc.aio.insecure_channel(one, options=CHANNEL_OPTIONS)) for one in config.producers]
+        stubs: list[tuple[str, Any]] = [(address, EncoderCacheStub(channel)) for address, channel in channels]
+        self._stubs = itertools.cycle(stubs)
 
     async def rewrite(self, body: bytes) -> tuple[bytes, list[str]]:
         """The body to hand on, itself if it has no media, and the leases of the tickets in it.
@@ -128,54 +202,10 @@ class _Encoder:
         return tickets
 
 
-class _Explained:
-    """Passes a response on; an 'internal error' is replaced by the reason, where the connector knows it.
-
-    vLLM begins a stream with an event of the role alone for each choice, then says that the request failed. So a
-    response is held back until its first bytes that say something else.
-    """
-
-    def __init__(self, send: Send, engine_id: str, leases: list[str]) -> None:
-        self._send = send
-        self._engine_id = engine_id
-        self._leases = leases
-        self._held: list[Message] | None = []
-        self._replaced = False
-
-    async def __call__(self, message: Message) -> None:
-        if self._replaced:
-            return
-        if self._held is None:
-            await self._send(message)
-            return
-        self._held.append(message)
-        if message["type"] == "http.response.start" or (_is_opening(message) and len(self._held) < _MAX_HELD):
-            return
-        held, self._held = self._held, None
-        failure = await self._failure(held[0], message)
-        if failure is not None:
-            self._replaced = True
-            await _send_error(self._send, failure.http_status, failure.message)
-            return
-        for one in held:
-            await self._send(one)
-
-    async def _failure(self, start: Message, message: Message) -> Failure | None:
-        """Why the request failed; None where it did not, or nobody knows."""
-        in_stream = start["status"] == 200 and message.get("body", b"").startswith(b'data: {"error"')
-        if start["status"] != 500 and not in_stream:
-            return None
-        return await asyncio.to_thread(ask, self._engine_id, self._leases)
-
-
 def _is_opening(message: Message) -> bool:
     """Whether it is the event that a streamed choice begins with: its role, and no content."""
     body = message.get("body", b"")
     return bool(message.get("more_body")) and body.startswith(b"data: ") and b'"delta":{"role":' in body
-
-
-def _stub(channel: grpc.aio.Channel) -> Any:
-    return EncoderCacheStub(channel)
 
 
 def _http_status(error: ProducerError) -> int:
@@ -202,16 +232,6 @@ async def _read_body(receive: Receive, most: int) -> bytes | None:
             raise RequestError(413, f"the request has more than {most} bytes")
         if not message.get("more_body", False):
             return bytes(body)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives `body` once, then whatever `receive` gives, so that a disconnect still arrives."""
-    pending = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return replay
 
 
 def _headers(headers: Sequence[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:

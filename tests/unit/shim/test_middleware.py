@@ -249,12 +249,46 @@ async def test_a_client_that_leaves_early_costs_nothing(stack: Stack, encoder: E
     client = Client()
 
     async def receive() -> Message:
-        return next(messages)
+        return next(messages, {"type": "http.disconnect"})
 
     await stack.middleware(stack.scope(), receive, client.send)
-    assert client.messages == []
+    assert stack.app.received == ["http.disconnect"]
     assert encoder.items == []
-    assert stack.app.scope == {}
+    assert stack.app.body == b""
+
+
+async def test_who_is_turned_away_costs_nothing(stack: Stack, encoder: Encoder) -> None:
+    """vLLM's own checks of who is asking run inside, and look at no body."""
+
+    async def turn_away(scope: Any, receive: Any, send: Any) -> None:
+        for message in response(401, b"no"):
+            await send(message)
+
+    client = Client()
+    await EncodeMiddleware(turn_away)(stack.scope(), no_body, client.send)
+    assert client.messages == response(401, b"no")
+    assert encoder.items == []
+
+
+async def no_body() -> Message:
+    raise AssertionError("nobody should read it")
+
+
+async def test_a_refusal_wins_over_what_the_app_makes_of_it(stack: Stack, encoder: Encoder) -> None:
+    """FastAPI takes any error while it reads a body for a bad body."""
+
+    async def bad_body(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await receive()
+        except Exception:
+            for message in response(400, b"There was an error parsing the body"):
+                await send(message)
+
+    encoder.errors = {0: grpc.StatusCode.UNAVAILABLE}
+    stack.middleware = EncodeMiddleware(bad_body)
+    client = await stack.post(chat(b"one"))
+    assert client.status == 503
+    assert client.error == "image 1 of 1: no image"
 
 
 async def test_producers_take_turns(encoder: Encoder) -> None:
@@ -326,7 +360,7 @@ async def test_what_cannot_be_served_is_a_bad_request(stack: Stack, encoder: Enc
     assert "mm_processor_kwargs cannot be set" in client.error
     assert json.loads(client.body)["error"]["type"] == "BadRequestError"
     assert encoder.items == []
-    assert stack.app.scope == {}
+    assert stack.app.body == b""
 
 
 @pytest.mark.parametrize("chunks", [[b"x" * 1001], [b"x" * 600, b"x" * 401]])
@@ -359,7 +393,7 @@ async def test_an_item_that_fails(
     assert client.error == "image 2 of 3: no image"
     assert (b"retry-after" in client.headers) is may_retry
     assert sorted(encoder.released) == [f"{0:032x}", f"{2:032x}"]
-    assert stack.app.scope == {}
+    assert stack.app.body == b""
 
 
 @pytest.mark.parametrize(("code", "status", "may_retry"), CODES)
@@ -516,4 +550,4 @@ async def test_malformed_tickets_that_a_client_brings(stack: Stack) -> None:
     client = await stack.post(chat(ec_transfer_params={"ec_producer_tickets": [{"key": 1}]}))
     assert client.status == 400
     assert "ec_producer_tickets" in client.error
-    assert stack.app.scope == {}
+    assert stack.app.body == b""
