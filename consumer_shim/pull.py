@@ -94,7 +94,7 @@ class Puller:
         self._unsettled: deque[tuple[Block, Reader]] = deque()
 
     def run(self, pull: Pull) -> None:
-        """Takes `pull` to its end, whatever happens; its block is committed, freed or quarantined."""
+        """Takes `pull` to its end, whatever happens; its block is committed, freed or quarantined by then."""
         try:
             failure = self._run(pull)
         except Exception as error:  # a pull must end, whatever a library does
@@ -102,10 +102,7 @@ class Puller:
             failure = Failure(500, f"pulling the embedding failed: {type(error).__name__}")
             if pull.block.state is BlockState.WRITING:
                 self._store.free(pull.block)
-        if failure is None:
-            self._store.commit(pull.block, pull.ticket.shape)
-            pull.move(PullState.READY)
-        else:
+        if failure is not None:
             logger.warning("no embedding %s from %s: %s", pull.ticket.key[:16], pull.ticket.address, failure.message)
             pull.fail(failure)
 
@@ -163,6 +160,8 @@ class Puller:
         except Exception:
             self._quarantine(pull.block, reader)  # nobody knows what the library still does
             raise
+        self._store.commit(pull.block, pull.ticket.shape)
+        pull.move(PullState.READY)
         producer.release(lease.block.lease_id, _RELEASE_TIMEOUT_S)
         return None
 

@@ -28,6 +28,7 @@ class ReasonServer:
     def __init__(self, engine_id: str, failure_of: Callable[[str], Failure | None]) -> None:
         """`failure_of` gives the failure of the request that held a ticket's lease."""
         self._failure_of = failure_of
+        self._closed = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             self._socket.bind(_address(engine_id))
@@ -38,22 +39,20 @@ class ReasonServer:
 
     def close(self) -> None:
         """Ends the thread."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes it
         self._socket.close()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 question, sender = self._socket.recvfrom(_MAX_BYTES)
-                if not question and not sender:
-                    return
                 self._socket.sendto(self._answer(question), sender)
             except (ValueError, TypeError):
                 continue  # not our middleware's question
             except OSError:
-                if self._socket.fileno() < 0:
-                    return
+                continue  # the sender has gone, or this was closed
 
     def _answer(self, question: bytes) -> bytes:
         failures = (self._failure_of(str(lease_id)) for lease_id in json.loads(question))

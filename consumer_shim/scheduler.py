@@ -19,6 +19,8 @@ from producer.wire.block import HEADER_BYTES, EmbeddingShape
 logger = logging.getLogger(__name__)
 
 _MAX_FAILURES = 1024
+_IN_BAND = ""
+"""Stands for the key of what has none, since it brings its own tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,7 @@ class Load:
 @dataclass(slots=True)
 class _Request:
     leases: list[str] = field(default_factory=list)
+    identifiers: list[str] = field(default_factory=list)
     items: list[tuple[RequestItem, PullTicket]] = field(default_factory=list)
     failure: Failure | None = None
     pins: dict[str, Block] = field(default_factory=dict)  # by key
@@ -125,12 +128,14 @@ class SchedulerSide:
         return use is not None and self._store.is_pinned(use.key)
 
     def load(self, identifier: str) -> None:
-        """Has the workers copy the item out of the region in this step; its block is pinned until `loaded`."""
+        """Has the workers copy a ready request's item out of the region; its block is pinned until `loaded`."""
         use = self._uses.get(identifier)
-        block = self._store.pin(use.key) if use else None
-        if use is None or block is None:
-            return  # in-band
+        if use is None:
+            return
         use.in_engine = True
+        block = self._store.pin(use.key)
+        if block is None:
+            return  # in-band
         load = Load(next(self._load_ids), identifier, block.offset + HEADER_BYTES, block.info)
         self._new_loads.append(load)
         self._loading[load.load_id] = block
@@ -156,10 +161,10 @@ class SchedulerSide:
         if request is None:
             return
         self._unpin(request, request.pins.keys())
-        for item, _ in request.items:
-            use = self._uses[item.identifier]
+        for identifier in request.identifiers:
+            use = self._uses[identifier]
             use.num_requests -= 1
-            self._forget(item.identifier, use)
+            self._forget(identifier, use)
         self._pulls = {key: pull for key, pull in self._pulls.items() if not pull.is_over}
 
     def take_unavailable(self) -> set[str]:
@@ -177,31 +182,44 @@ class SchedulerSide:
             items, tickets = describe()
             request.leases = [ticket.lease_id for ticket in tickets]
             for item, ticket in _pair(items, tickets):
-                self._check(item, ticket)
-                self._uses.setdefault(item.identifier, _Use(ticket.key)).num_requests += 1
-                request.items.append((item, ticket))
+                if ticket is not None:
+                    self._check(item, ticket)
+                    request.items.append((item, ticket))
+                self._use(item, _IN_BAND if ticket is None else ticket.key).num_requests += 1
+                request.identifiers.append(item.identifier)
         except ValueError as error:
             request.failure = Failure(400, str(error))
         return request
 
     def _check(self, item: RequestItem, ticket: PullTicket) -> None:
         """Compares what the ticket promises with what the request and the model take; ValueError names the first."""
-        use = self._uses.get(item.identifier)
         differences = (
             ("rows", ticket.num_rows, item.num_rows),
             ("elements a row", ticket.width, self._width),
             ("elements of", ticket.dtype, self._dtype),
-            ("the key", ticket.key, use.key if use else ticket.key),
         )
         for what, found, expected in differences:
             if found != expected:
                 raise ValueError(
                     f"the ticket of {item.modality} {item.identifier[:16]} has {what} {found}, expected {expected}"
                 )
+        if ticket.shape.block_bytes > self._store.num_bytes:
+            raise ValueError(
+                f"the embedding has {ticket.shape.block_bytes} bytes, region_bytes is {self._store.num_bytes}"
+            )
         if ticket.address not in self._addresses:
             raise ValueError(
                 f"the ticket names producer {ticket.address[:100]}, which this server is not configured with"
             )
+
+    def _use(self, item: RequestItem, key: str) -> _Use:
+        """Under one identifier the engine keeps one embedding; ValueError where that is not the one of `key`."""
+        use = self._uses.get(item.identifier) or _Use(key)
+        if use.key != key:
+            raise ValueError(
+                f"{item.modality} {item.identifier[:16]} goes by a uuid that other media use at the moment"
+            )
+        return self._uses.setdefault(item.identifier, use)
 
     def _advance(self, request: _Request, computed: int) -> Failure | None:
         needed = request.needed(computed)
@@ -273,18 +291,16 @@ class SchedulerSide:
             self._uses.pop(identifier, None)
 
 
-def _pair(items: Sequence[RequestItem], tickets: Sequence[PullTicket]) -> list[tuple[RequestItem, PullTicket]]:
-    """Each item that brings no tensor with its ticket: the nth of a modality has the nth of that modality."""
+def _pair(items: Sequence[RequestItem], tickets: Sequence[PullTicket]) -> list[tuple[RequestItem, PullTicket | None]]:
+    """Each item with its ticket, None where it brings a tensor: the nth of a modality has the nth of that modality."""
     waiting: defaultdict[str, deque[PullTicket]] = defaultdict(deque)
     for ticket in tickets:
         waiting[ticket.modality].append(ticket)
-    pairs = []
+    pairs: list[tuple[RequestItem, PullTicket | None]] = []
     for item in items:
-        if item.is_in_band:
-            continue
-        if not waiting[item.modality]:
+        if not item.is_in_band and not waiting[item.modality]:
             raise ValueError(f"{item.modality} {item.identifier[:16]} brings neither an embedding nor a ticket for one")
-        pairs.append((item, waiting[item.modality].popleft()))
+        pairs.append((item, None if item.is_in_band else waiting[item.modality].popleft()))
     if any(waiting.values()):
         raise ValueError("the request has more tickets than media")
     return pairs

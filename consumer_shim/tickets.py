@@ -51,9 +51,9 @@ class PullTicket:
         return EmbeddingShape(num_rows=self.num_rows, width=self.width, dtype=self.dtype)
 
     @property
-    def source(self) -> tuple[str, str]:
-        """Where its embedding is: what another ticket of one source meets, this one would too."""
-        return self.address, self.epoch
+    def source(self) -> tuple[str, str, EmbeddingShape]:
+        """Where its embedding is, and its shape: what one ticket meets, another of the same source would too."""
+        return self.address, self.epoch, self.shape
 
     def identity(self, generation: int) -> BlockIdentity:
         """What the block of this ticket must say of itself."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import os
 import secrets
 import signal
 from contextlib import AsyncExitStack
@@ -53,7 +54,7 @@ async def serve(config: ServeConfig) -> None:
     async with AsyncExitStack() as stack:
         server, address = _listen(config)
         _serve_metrics(config, metrics, stack)
-        region = stack.enter_context(SharedRegion.create("ec-producer-pool", config.pool_bytes))
+        region = stack.enter_context(_create_region(config.pool_bytes))
         pool = EmbeddingPool(region, epoch=epoch, lease_s=config.lease_s, max_leases=config.max_leases)
         _watch(pool, metrics)
         outlets = _open_outlets(config, region, stack)
@@ -99,6 +100,14 @@ def _serve_metrics(config: ServeConfig, metrics: Metrics, stack: AsyncExitStack)
     stack.callback(thread.join)
     stack.callback(http.server_close)
     stack.callback(http.shutdown)
+
+
+def _create_region(num_bytes: int) -> SharedRegion:
+    """The pool's memory. Linux would promise more than there is, and kill the process when it is used."""
+    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > host_bytes:
+        raise OSError(f"pool_bytes is {num_bytes}; this host has {host_bytes} bytes of memory")
+    return SharedRegion.create("ec-producer-pool", num_bytes)
 
 
 def _watch(pool: EmbeddingPool, metrics: Metrics) -> None:

@@ -15,7 +15,10 @@ from producer.config import ServeConfig, parse_bytes, parse_object, split_addres
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line and exits with 2."""
+    """Says what is wrong in one line and exits with 2. Flags are written out: a new one makes no old one ambiguous."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")

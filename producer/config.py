@@ -100,6 +100,8 @@ class ServeConfig:
             raise ValueError("model is empty; name a folder or a hub model")
         for name in ("listen", "metrics_listen") + (("advertise",) if self.advertise else ()):
             split_address(name, getattr(self, name))
+        if self.advertise.endswith(":0"):
+            raise ValueError(f"advertise is {self.advertise!r}; clients need a port of 1 to 65535")
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
 

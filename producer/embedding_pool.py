@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from producer.core import EmbeddingInfo, Lease
-from producer.errors import NotFoundError, OverloadedError
+from producer.errors import InvalidItemError, NotFoundError, OverloadedError
 from producer.memory.block_store import Block, BlockStore, StoreFullError
 from producer.memory.region import SharedRegion
 from producer.wire.block import BlockIdentity, invalidate_block, write_block
@@ -62,8 +62,14 @@ class EmbeddingPool:
         """Publishes an embedding, whole or not at all; `rows` are its bytes, row-major.
 
         Raises:
+            InvalidItemError: it is larger than the whole pool.
             OverloadedError: everything in the pool is pinned.
         """
+        if info.shape.block_bytes > self._store.num_bytes:
+            raise InvalidItemError(
+                Reason.MEDIA_TOO_LARGE,
+                f"its embedding has {info.shape.block_bytes} bytes; the whole pool has {self._store.num_bytes}",
+            )
         self.expire()
         if self._store.lookup(key) is not None:
             return  # an encode that its clients had given up on was finished all the same

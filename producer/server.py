@@ -133,29 +133,22 @@ class Servicer(EncoderCacheServicer):
             raise InvalidRequestError(
                 Reason.UNKNOWN_TRANSPORT, f"transport {request.transport[:64]!r} is not offered here; {offered} are"
             )
-        if not outlet.is_up:
-            raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name} is down; it is being started again")
-        lease = self._pool.grant(request.key, outlet.name, replaces=request.lease_id)
         try:
-            descriptor = _describe(lease, outlet)
+            base, peer, metadata = outlet.describe(0)  # before the ticket's lease is replaced
         except TransportError as error:
-            self._pool.release(lease.lease_id)
-            raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name}: {error}") from None
+            raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name} is down: {error}") from None
+        lease = self._pool.grant(request.key, outlet.name, replaces=request.lease_id)
+        descriptor = pb.Descriptor(
+            transport=outlet.name,
+            address=base + lease.offset if base else 0,
+            length=lease.num_bytes,
+            generation=lease.generation,
+            peer=peer,
+            peer_metadata=metadata,
+        )
         return pb.AcquireResponse(
             lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor
         )
-
-
-def _describe(lease: Lease, outlet: Outlet) -> pb.Descriptor:
-    address, peer, metadata = outlet.describe(lease.offset)
-    return pb.Descriptor(
-        transport=outlet.name,
-        address=address,
-        length=lease.num_bytes,
-        generation=lease.generation,
-        peer=peer,
-        peer_metadata=metadata,
-    )
 
 
 async def _abort(context: Context, error: ServiceError) -> None:

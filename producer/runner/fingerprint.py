@@ -64,8 +64,11 @@ def _with_encoder_weights(folder: Path, files: list[Path], is_encoder_weight: Ca
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return files
-    places: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
-    others = set(places.values()) - {place for name, place in places.items() if is_encoder_weight(name)}
+    try:
+        places: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        others = set(places.values()) - {place for name, place in places.items() if is_encoder_weight(name)}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(f"{index.name} is not an index of safetensors files") from None
     return [path for path in files if path.name not in others]
 
 

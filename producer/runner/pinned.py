@@ -13,13 +13,16 @@ def pinned(address: int, num_bytes: int, device: torch.device) -> Iterator[None]
     All of its pages are taken from the host at once.
 
     Raises:
-        RuntimeError: CUDA refuses; the message says why.
+        OSError: CUDA refuses; the message says why.
     """
     if device.type != "cuda":
         yield
         return
     cudart = torch.cuda.cudart()
-    torch.cuda.check_error(cudart.cudaHostRegister(address, num_bytes, 0))
+    try:
+        torch.cuda.check_error(cudart.cudaHostRegister(address, num_bytes, 0))
+    except RuntimeError as error:
+        raise OSError(f"{num_bytes} bytes of host memory cannot be pinned: {error}") from None
     try:
         yield
     finally:

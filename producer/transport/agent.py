@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_UNSETTLED = 64
 """Reads past their deadline that may still write; with so many, the transport is not used until some end."""
 MAX_MESSAGE_BYTES = 1 << 17
+_STDERR = 2  # where a library's chatter belongs
 _START_TIMEOUT_S = 30.0
 _BACKOFF_S = (0.1, 0.5, 2.0, 5.0)
 
@@ -126,7 +127,7 @@ class AgentProcess:
         with theirs:
             fds = (self._region.fd, theirs.fileno())
             command = [sys.executable, "-m", "producer.transport.agent_main", *self._arguments, *map(str, fds)]
-            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=_STDERR)
         self._socket.settimeout(_START_TIMEOUT_S)
         try:
             hello = self._receive()

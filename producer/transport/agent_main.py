@@ -63,7 +63,8 @@ def _post(backend: Backend, message: dict[str, Any], owner: socket.socket) -> bo
 
 def main(arguments: list[str]) -> None:
     """`agent_main BACKEND ROLE DEVICES REGION_FD SOCKET_FD`: see AgentProcess."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle: it drains first
+    for number in (signal.SIGINT, signal.SIGTERM):  # for a whole group, they are the owner's to handle: it drains first
+        signal.signal(number, signal.SIG_IGN)
     where, role, devices, region_fd, socket_fd = arguments
     owner = socket.socket(fileno=int(socket_fd))
     try:

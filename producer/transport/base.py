@@ -66,7 +66,7 @@ class Reader(ABC):
         """Reads the whole of `block` to `offset` in the landing region, within `timeout_s` seconds.
 
         Raises:
-            TransportError: it did not; where the error is not `settled`, `wait_settled` says when the memory is free.
+            TransportError: it did not; where the error is not `settled`, `is_settled` says when the memory is free.
         """
 
     @abstractmethod

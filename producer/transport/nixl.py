@@ -70,7 +70,11 @@ class NixlBackend:
             self._agent.get_xfer_descs([(address, num_bytes, 0)], "DRAM"),
             peer,
         )
-        self._agent.transfer(handle)
+        try:
+            self._agent.transfer(handle)
+        except BaseException:
+            handle.release()
+            raise
         self._handles[read_id] = (peer, handle)
         self._peers[peer] += 1
 

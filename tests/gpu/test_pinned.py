@@ -20,5 +20,8 @@ def test_a_region_is_pinned_inside_the_block_only() -> None:
 
 
 def test_what_cannot_be_pinned_is_refused() -> None:
-    with pytest.raises(RuntimeError), pinned(0, 4096, torch.device("cuda:0")):
+    with (
+        pytest.raises(OSError, match="4096 bytes of host memory cannot be pinned"),
+        pinned(0, 4096, torch.device("cuda:0")),
+    ):
         pass

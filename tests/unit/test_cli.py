@@ -143,7 +143,6 @@ def test_a_wrong_setting_gets_one_line(
     assert served == []
 
 
-@pytest.mark.xfail(strict=True, reason="argparse takes abbreviations, which a new flag makes ambiguous later on")
 def test_an_abbreviated_flag_is_unknown(served: list[ServeConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert "--max-queue" in refusal(["serve", "m", "--max-queue", "5"], capsys)
 

@@ -207,6 +207,8 @@ def test_a_lease_is_replaced_in_one_step(pool: EmbeddingPool) -> None:
     assert (pool.num_leases, pool.store.num_pinned) == (1, 1)
     assert pool.release(old.lease_id) is None
     assert read(pool, new) == rows_of(1)
+    pool.release(new.lease_id)
+    assert pool.store.num_pinned == 0
 
 
 def test_the_last_lease_can_be_replaced(pool: EmbeddingPool) -> None:
@@ -347,6 +349,16 @@ class PoolMachine(RuleBasedStateMachine):
         known = self.live.pop(lease.lease_id, None)
         assert ended is None or ended is lease
         assert known is None or ended is lease or lease.expires_at_s <= self.clock.now_s
+
+    @rule(target=leases, lease=consumes(leases))
+    def replace(self, lease: Lease) -> object:
+        self.end_leases()
+        _, rows = self.live.pop(lease.lease_id, (None, None))
+        if rows is None:
+            return multiple()
+        new = self.pool.grant(lease.key, replaces=lease.lease_id)
+        self.live[new.lease_id] = (new, rows)
+        return new
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S, END_S]))
     def wait(self, seconds: float) -> None:

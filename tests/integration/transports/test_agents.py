@@ -180,9 +180,7 @@ def test_closing_while_the_agent_is_down(monkeypatch: pytest.MonkeyPatch) -> Non
     "number",
     [
         signal.SIGINT,
-        pytest.param(
-            signal.SIGTERM, marks=pytest.mark.xfail(strict=True, reason="SIGTERM for the whole group ends the agent")
-        ),
+        signal.SIGTERM,
     ],
 )
 def test_a_signal_for_the_whole_group_is_the_owners_to_handle(number: signal.Signals) -> None:
