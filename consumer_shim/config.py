@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TRANSPORTS = ("auto", "nixl", "grpc")
+from producer.transport.registry import LIBRARY_TRANSPORTS, MOONCAKE_PROTOCOLS
+from producer.wire.contract import GRPC_TRANSPORT
+
+TRANSPORTS = ("auto", *LIBRARY_TRANSPORTS, GRPC_TRANSPORT)
 
 
 def _number(default: float, help: str, low: float, high: float) -> Any:
@@ -20,9 +23,13 @@ class ShimConfig:
     producers: tuple[str, ...]
     """host:port of each producer; requests go to them in turn. Nothing else is ever connected to."""
     transport: str = "auto"
-    """What to pull with: "nixl", "grpc", or "auto" for the most capable one that both sides have."""
+    """What to pull with: "nixl", "mooncake", "grpc", or "auto" for the most capable one that both sides have."""
     nixl_devices: str = ""
     """Network devices that NIXL may use, as UCX_NET_DEVICES takes them; "" for all."""
+    mooncake_host: str = ""
+    """Address that this side's Mooncake announces; needed with "rdma"."""
+    mooncake_protocol: str = "tcp"
+    """What Mooncake reads go over: "tcp" or "rdma", as at the producers."""
     region_bytes: int = _number(1 << 30, "host memory that embeddings land in", 1 << 20, 1 << 46)
     encode_timeout_s: float = _number(60.0, "seconds for encoding a request's media", 0.1, 3600)
     pull_timeout_s: float = _number(20.0, "seconds from the first wait for an embedding to its failure", 0.1, 3600)
@@ -38,11 +45,23 @@ class ShimConfig:
                 raise ValueError(f"producers has {address!r}; expected host:port")
         if self.transport not in TRANSPORTS:
             raise ValueError(f"transport is {self.transport!r}; allowed are {', '.join(TRANSPORTS)}")
-        if not isinstance(self.nixl_devices, str):
-            raise ValueError(f"nixl_devices is {self.nixl_devices!r}; expected text")
+        for name in ("nixl_devices", "mooncake_host"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected text")
+        if self.mooncake_protocol not in MOONCAKE_PROTOCOLS:
+            allowed = ", ".join(MOONCAKE_PROTOCOLS)
+            raise ValueError(f"mooncake_protocol is {self.mooncake_protocol!r}; allowed are {allowed}")
+        if self.mooncake_protocol == "rdma" and not self.mooncake_host:
+            raise ValueError("mooncake_host is empty; with mooncake_protocol 'rdma', name this side's address")
         for field in dataclasses.fields(self):
             if "low" in field.metadata:
                 _check_number(field, getattr(self, field.name))
+
+    @property
+    def transport_options(self) -> dict[str, dict[str, str]]:
+        """What each transport with a library is told, by its name."""
+        mooncake = {"host": self.mooncake_host or "127.0.0.1", "protocol": self.mooncake_protocol}
+        return {"nixl": {"devices": self.nixl_devices}, "mooncake": mooncake}
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> "ShimConfig":

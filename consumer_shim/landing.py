@@ -1,6 +1,7 @@
 """Where embeddings land: the region, the transports into it and the threads that pull."""
 
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from consumer_shim.client import Producer
@@ -8,7 +9,7 @@ from consumer_shim.config import ShimConfig
 from consumer_shim.pull import Pull, Puller
 from producer.memory.block_store import BlockStore
 from producer.memory.region import SharedRegion
-from producer.transport import nixl
+from producer.transport import registry
 from producer.transport.base import Reader, TransportError, TransportUnavailableError
 from producer.transport.stream import StreamReader
 from producer.wire.contract import GRPC_TRANSPORT
@@ -29,7 +30,10 @@ class Landing:
         self._streams = {
             address: StreamReader(self.region, producer.stub.Fetch) for address, producer in self._producers.items()
         }
-        self._nixl = self._open_nixl()
+        self._readers: dict[str, Reader | None] = {}  # by transport; None where it cannot be had
+        self._opening = threading.Lock()
+        if config.transport in registry.LIBRARY_TRANSPORTS:
+            self._open(config.transport)
         self._chosen: dict[str, Reader] = {}  # by address
         self._puller = Puller(self.region, self.store, self._producers.__getitem__, self._reader)
         self._threads = ThreadPoolExecutor(config.max_pulls, thread_name_prefix="pull")
@@ -44,23 +48,12 @@ class Landing:
 
     def close(self) -> None:
         """Ends transports and threads; pulls in flight fail."""
-        if self._nixl is not None:
-            self._nixl.close()
+        self._close_readers()
         for producer in self._producers.values():
             producer.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._close_readers()  # a pull may have opened one meanwhile
         self.region.close()
-
-    def _open_nixl(self) -> Reader | None:
-        if self._config.transport == GRPC_TRANSPORT:
-            return None
-        try:
-            return nixl.open_reader(self.region, self._config.nixl_devices)
-        except (TransportUnavailableError, TransportError) as error:
-            if self._config.transport == nixl.NAME:
-                raise ValueError(f"transport is 'nixl': {error}") from None
-            logger.info("NIXL is not used: %s", error)
-            return None
 
     def _reader(self, address: str) -> Reader:
         """The transport for a producer: what was set, or the most capable one that both sides have."""
@@ -71,9 +64,33 @@ class Landing:
         return reader
 
     def _choose(self, address: str) -> Reader:
-        if self._nixl is None:
+        wanted = self._config.transport
+        if wanted == GRPC_TRANSPORT:
             return self._streams[address]
-        if self._config.transport == nixl.NAME:
-            return self._nixl
-        offered = self._producers[address].info(_INFO_TIMEOUT_S).transports
-        return self._nixl if nixl.NAME in offered else self._streams[address]
+        offered = [wanted] if wanted != "auto" else self._producers[address].info(_INFO_TIMEOUT_S).transports
+        readers = (self._open(name) for name in registry.LIBRARY_TRANSPORTS if name in offered)
+        return next((reader for reader in readers if reader is not None), self._streams[address])
+
+    def _open(self, name: str) -> Reader | None:
+        """The reader of transport `name`, started at the first call; None where it cannot be had.
+
+        Raises:
+            ValueError: it cannot be had, and was asked for by name.
+        """
+        with self._opening:
+            if name not in self._readers:
+                try:
+                    self._readers[name] = registry.open_reader(name, self.region, self._config.transport_options[name])
+                except (TransportUnavailableError, TransportError) as error:
+                    if self._config.transport == name:
+                        raise ValueError(f"transport is {name!r}: {error}") from None
+                    logger.info("%s is not used: %s", name, error)
+                    self._readers[name] = None
+            return self._readers[name]
+
+    def _close_readers(self) -> None:
+        with self._opening:
+            for reader in self._readers.values():
+                if reader is not None:
+                    reader.close()
+            self._readers.clear()

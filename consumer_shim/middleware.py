@@ -30,6 +30,8 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _PATH = "/v1/chat/completions"
 _RELEASE_TIMEOUT_S = 2.0
 _MAX_HELD = 64
+_LOST = (502, 503)
+"""Failures of a pull that another encode may mend: what was to be pulled has gone, or is not the embedding."""
 _HTTP_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -50,11 +52,15 @@ class EncodeMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(_PATH):
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(self._encoder_for, dict(scope), receive, send)
-        try:
-            await self._app(exchange.scope, exchange.receive, exchange.send)
-        except RequestError:
-            await exchange.refuse()
+        for is_last in (False, True):  # an embedding that was lost before it was pulled is encoded again, once
+            exchange = _Exchange(self._encoder_for, scope, receive, send, may_retry=not is_last)
+            try:
+                await self._app(exchange.scope, exchange.receive, exchange.send)
+            except RequestError:
+                await exchange.refuse()
+            if not exchange.is_lost:
+                return
+            receive = exchange.receive_again
 
     def _encoder_for(self, scope: MutableMapping[str, Any]) -> "_Encoder":
         if self._encoder is None:
@@ -74,7 +80,8 @@ class _Exchange:
 
     An 'internal error' of the app is replaced by the reason, where the connector knows it. vLLM begins a stream with an
     event of the role alone for each choice, then says that the request failed; so a response is held back until its
-    first bytes that say something else.
+    first bytes that say something else. Where it says that an embedding was lost, nothing has reached the client, and
+    the request may be begun again with `receive_again`.
     """
 
     def __init__(
@@ -83,8 +90,13 @@ class _Exchange:
         scope: MutableMapping[str, Any],
         receive: Receive,
         send: Send,
+        *,
+        may_retry: bool,
     ) -> None:
-        self.scope = scope
+        self.scope = {**scope, "headers": list(scope["headers"])}
+        self.is_lost = False
+        self._may_retry = may_retry
+        self._body: bytes | None = None
         self._encoder_for = encoder_for
         self._receive = receive
         self._send = send
@@ -113,11 +125,19 @@ class _Exchange:
             self._refusal = error
             raise
         if rewritten is not body:
+            self._body = body
             self.scope["headers"][:] = _headers(self.scope["headers"], len(rewritten))
-        return {"type": "http.request", "body": rewritten, "more_body": False}
+        return _whole(rewritten)
+
+    async def receive_again(self) -> Message:
+        """The body as the client sent it, then whatever comes."""
+        body, self._body = self._body, None
+        return await self._receive() if body is None else _whole(body)
 
     async def send(self, message: Message) -> None:
         """Passes the app's response on, or another in its place."""
+        if self.is_lost:
+            return
         if self._refusal is not None:
             await self.refuse()
         elif self._leases and self._held is not None:
@@ -138,8 +158,10 @@ class _Exchange:
         self._held = None
         failure = await self._failure(held[0], message)
         if failure is not None:
+            self.is_lost = self._may_retry and self._body is not None and failure.http_status in _LOST
             self._refusal = RequestError(failure.http_status, failure.message)
-            await self.refuse()
+            if not self.is_lost:
+                await self.refuse()
             return
         for one in held:
             await self._send(one)
@@ -200,6 +222,10 @@ class _Encoder:
             index, error = failed
             raise RequestError(_http_status(error), f"{parts[index].modality} {index + 1} of {len(parts)}: {error}")
         return tickets
+
+
+def _whole(body: bytes) -> Message:
+    return {"type": "http.request", "body": body, "more_body": False}
 
 
 def _is_opening(message: Message) -> bool:

@@ -26,7 +26,7 @@ from producer.preprocess import Preprocessor
 from producer.publisher import Publisher
 from producer.server import Servicer
 from producer.step_loop import StepLoop
-from producer.transport import nixl
+from producer.transport import registry
 from producer.transport.base import Outlet
 from producer.transport.stream import StreamOutlet
 from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, WIRE_VERSION
@@ -122,7 +122,11 @@ def _watch(pool: EmbeddingPool, metrics: Metrics) -> None:
 def _open_outlets(config: ServeConfig, region: SharedRegion, stack: AsyncExitStack) -> dict[str, Outlet]:
     outlets: dict[str, Outlet] = {}
     for name in config.transports:
-        outlet = StreamOutlet() if name == GRPC_TRANSPORT else nixl.open_outlet(region, config.nixl_devices)
+        outlet = (
+            StreamOutlet()
+            if name == GRPC_TRANSPORT
+            else registry.open_outlet(name, region, config.transport_options[name])
+        )
         stack.callback(outlet.close)
         outlets[name] = outlet
     return outlets

@@ -7,9 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from producer.transport.registry import LIBRARY_TRANSPORTS, MOONCAKE_PROTOCOLS
 from producer.wire.contract import GRPC_TRANSPORT
 
-TRANSPORTS = (GRPC_TRANSPORT, "nixl")
+TRANSPORTS = (GRPC_TRANSPORT, *LIBRARY_TRANSPORTS)
+_ANY_ADDRESS = ("", "0.0.0.0", "::")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTION_BACKENDS = ("auto", "TRITON_ATTN", "FLASH_ATTN", "FLASHINFER", "TORCH_SDPA")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -71,6 +73,10 @@ class ServeConfig:
         (GRPC_TRANSPORT,), "transport to offer; repeat for several ('grpc' is always on)", choices=TRANSPORTS
     )
     nixl_devices: str = _setting("", "network devices that NIXL may use, as UCX_NET_DEVICES takes them; all by default")
+    mooncake_host: str = _setting(
+        "", "address that Mooncake announces; the host of --advertise or --listen by default. It listens on all of them"
+    )
+    mooncake_protocol: str = _setting("tcp", "what Mooncake reads go over", choices=MOONCAKE_PROTOCOLS)
     dtype: str = _setting("auto", "element type of weights and embeddings; 'auto' is the checkpoint's", choices=DTYPES)
     mm_encoder_attn_backend: str = _setting(
         "auto", "attention of the encoder; 'auto' is vLLM's choice for the device", choices=ATTENTION_BACKENDS
@@ -104,12 +110,20 @@ class ServeConfig:
             raise ValueError(f"advertise is {self.advertise!r}; clients need a port of 1 to 65535")
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
+        if "mooncake" in self.transport and self.transport_options["mooncake"]["host"] in _ANY_ADDRESS:
+            raise ValueError(f"mooncake_host is {self.mooncake_host!r} and listen {self.listen}; name one address")
 
     @property
     def transports(self) -> tuple[str, ...]:
         """Transports on offer, most capable first; gRPC is always the last."""
-        others = tuple(name for name in dict.fromkeys(self.transport) if name != GRPC_TRANSPORT)
-        return (*others, GRPC_TRANSPORT)
+        return (*(name for name in LIBRARY_TRANSPORTS if name in self.transport), GRPC_TRANSPORT)
+
+    @property
+    def transport_options(self) -> dict[str, dict[str, str]]:
+        """What each transport with a library is told, by its name."""
+        address, _ = split_address("advertise", self.advertise or self.listen)
+        mooncake = {"host": self.mooncake_host or address, "protocol": self.mooncake_protocol}
+        return {"nixl": {"devices": self.nixl_devices}, "mooncake": mooncake}
 
     @property
     def max_message_bytes(self) -> int:

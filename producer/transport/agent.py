@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from producer.memory.region import SharedRegion
-from producer.transport.base import BlockDescriptor, Outlet, Reader, TransportError
+from producer.transport.base import BlockDescriptor, Outlet, Reader, TransportError, TransportUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -49,19 +50,20 @@ class _Read:
 class AgentProcess:
     """The owner's side of an agent: starts it, keeps it up, passes reads on. Thread-safe."""
 
-    def __init__(self, backend: str, role: str, region: SharedRegion, devices: str = "") -> None:
+    def __init__(self, backend: str, role: str, region: SharedRegion, options: Mapping[str, str]) -> None:
         """Starts an agent that runs `backend` ("module:class") as "outlet" or "reader" over `region`.
 
         Args:
             backend: where the library is; it is imported in the agent only.
             role: "outlet" or "reader".
             region: memory that peers read, or that reads land in; it must outlive this object.
-            devices: network devices that the library may use; "" leaves the choice to it.
+            options: the library's settings, as its backend names them.
 
         Raises:
+            TransportUnavailableError: the library cannot be used on this machine.
             TransportError: the agent did not start.
         """
-        self._arguments = (backend, role, devices)
+        self._arguments = (backend, role, json.dumps(dict(options)))
         self._region = region
         self._lock = threading.Lock()
         self._reads: dict[int, _Read] = {}
@@ -136,6 +138,8 @@ class AgentProcess:
         self._socket.settimeout(None)
         if hello is None or "error" in hello:
             self._end_process()
+            if hello is not None and hello.get("unavailable"):
+                raise TransportUnavailableError(hello["error"])
             raise TransportError(f"the transport's agent did not start: {(hello or {}).get('error', 'no answer')}")
         self.identity = AgentIdentity(hello["name"], base64.b64decode(hello["metadata"]), hello["address"])
 
@@ -168,7 +172,7 @@ class AgentProcess:
                 self._start()
                 logger.warning("the agent of %s was started again", self._arguments[0])
                 return True
-            except TransportError as error:
+            except (TransportError, TransportUnavailableError) as error:
                 logger.error("%s", error)
                 attempt += 1
         return False

@@ -8,10 +8,12 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from producer.memory.region import SharedRegion
 from producer.transport.agent import MAX_MESSAGE_BYTES
+from producer.transport.base import TransportUnavailableError
 
 _POLL_S = {"outlet": 0.001, "reader": 0.1}
 """How long an agent with no read in flight sleeps: an outlet must keep its library moving for its readers."""
@@ -21,8 +23,12 @@ _BUSY_POLL_S = 0.0002
 class Backend(Protocol):
     """What a transport library must do inside an agent; one thread calls it."""
 
-    def start(self, region: SharedRegion, devices: str) -> tuple[str, bytes]:
-        """Registers `region`; returns this end's name and the metadata that a reader needs to reach it."""
+    def start(self, region: SharedRegion, options: Mapping[str, str]) -> tuple[str, bytes]:
+        """Registers `region`; returns this end's name and the metadata that a reader needs to reach it.
+
+        Raises:
+            TransportUnavailableError: the library cannot be used on this machine.
+        """
 
     def post(self, read_id: int, peer: str, peer_metadata: bytes, address: int, offset: int, num_bytes: int) -> None:
         """Begins a read of `num_bytes` at the peer's `address` to `offset` in the region; raises if it cannot."""
@@ -31,9 +37,9 @@ class Backend(Protocol):
         """Keeps the library moving; returns reads that ended, each with "" or why it failed."""
 
 
-def _run(backend: Backend, role: str, devices: str, region: SharedRegion, owner: socket.socket) -> None:
+def _run(backend: Backend, role: str, options: Mapping[str, str], region: SharedRegion, owner: socket.socket) -> None:
     """The agent's one loop; it ends with its owner."""
-    name, metadata = backend.start(region, devices)
+    name, metadata = backend.start(region, options)
     hello = {"name": name, "metadata": base64.b64encode(metadata).decode(), "address": region.address}
     owner.send(json.dumps(hello).encode())
     in_flight = 0
@@ -62,17 +68,19 @@ def _post(backend: Backend, message: dict[str, Any], owner: socket.socket) -> bo
 
 
 def main(arguments: list[str]) -> None:
-    """`agent_main BACKEND ROLE DEVICES REGION_FD SOCKET_FD`: see AgentProcess."""
+    """`agent_main BACKEND ROLE OPTIONS REGION_FD SOCKET_FD`: see AgentProcess."""
     for number in (signal.SIGINT, signal.SIGTERM):  # for a whole group, they are the owner's to handle: it drains first
         signal.signal(number, signal.SIG_IGN)
-    where, role, devices, region_fd, socket_fd = arguments
+    where, role, options, region_fd, socket_fd = arguments
     owner = socket.socket(fileno=int(socket_fd))
     try:
         module, _, name = where.partition(":")
         backend = getattr(importlib.import_module(module), name)()
-        _run(backend, role, devices, SharedRegion.adopt(int(region_fd)), owner)
+        _run(backend, role, json.loads(options), SharedRegion.adopt(int(region_fd)), owner)
     except ConnectionError:
         pass  # the owner has gone
+    except TransportUnavailableError as error:
+        owner.send(json.dumps({"error": str(error)[:1000], "unavailable": True}).encode())
     except Exception as error:
         owner.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode())
     os._exit(0)  # transport libraries may crash in their exit handlers

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import secrets
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from producer.memory.region import SharedRegion
@@ -20,21 +21,21 @@ _MAX_PEERS = 64
 _BACKEND = f"{__name__}:NixlBackend"
 
 
-def open_outlet(region: SharedRegion, devices: str) -> AgentOutlet:
-    """The producer's end over `region`.
+def open_outlet(region: SharedRegion, options: Mapping[str, str]) -> AgentOutlet:
+    """The producer's end over `region`; `options` may have "devices", as UCX_NET_DEVICES takes them.
 
     Raises:
         TransportUnavailableError: NIXL is not installed.
         TransportError: the agent did not start.
     """
     _find()
-    return AgentOutlet(NAME, AgentProcess(_BACKEND, "outlet", region, devices))
+    return AgentOutlet(NAME, AgentProcess(_BACKEND, "outlet", region, options))
 
 
-def open_reader(region: SharedRegion, devices: str) -> AgentReader:
+def open_reader(region: SharedRegion, options: Mapping[str, str]) -> AgentReader:
     """A consumer's end that lands in `region`; raises as `open_outlet` does."""
     _find()
-    return AgentReader(NAME, AgentProcess(_BACKEND, "reader", region, devices))
+    return AgentReader(NAME, AgentProcess(_BACKEND, "reader", region, options))
 
 
 def _find() -> str:
@@ -47,9 +48,9 @@ def _find() -> str:
 class NixlBackend:
     """A NIXL agent (`producer.transport.agent_main.Backend`)."""
 
-    def start(self, region: SharedRegion, devices: str) -> tuple[str, bytes]:
-        if devices:
-            os.environ["UCX_NET_DEVICES"] = devices
+    def start(self, region: SharedRegion, options: Mapping[str, str]) -> tuple[str, bytes]:
+        if options.get("devices"):
+            os.environ["UCX_NET_DEVICES"] = options["devices"]
         api: Any = importlib.import_module(f"{_find()}._api")
         config = api.nixl_agent_config(
             enable_prog_thread=False, backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT

@@ -23,6 +23,8 @@ def test_everything_can_be_set() -> None:
         "producers": ["10.0.0.1:1", "[::1]:2", "name:65535"],
         "transport": "nixl",
         "nixl_devices": "eth0,eth1",
+        "mooncake_host": "10.0.0.9",
+        "mooncake_protocol": "rdma",
         "region_bytes": 1 << 20,
         "encode_timeout_s": 0.1,
         "pull_timeout_s": 3600,
@@ -51,8 +53,10 @@ def test_it_cannot_be_changed() -> None:
         ({"producers": ["localhost:"]}, "producers has 'localhost:'; expected host:port"),
         ({"producers": [":50051"]}, "producers has ':50051'; expected host:port"),
         ({"producers": ["http://localhost:x"]}, "expected host:port"),
-        (PRODUCERS | {"transport": "rdma"}, "transport is 'rdma'; allowed are auto, nixl, grpc"),
-        (PRODUCERS | {"transport": None}, "transport is None; allowed are auto, nixl, grpc"),
+        (PRODUCERS | {"transport": "rdma"}, "transport is 'rdma'; allowed are auto, nixl, mooncake, grpc"),
+        (PRODUCERS | {"transport": None}, "transport is None; allowed are auto, nixl, mooncake, grpc"),
+        (PRODUCERS | {"mooncake_protocol": "udp"}, "mooncake_protocol is 'udp'; allowed are tcp, rdma"),
+        (PRODUCERS | {"mooncake_protocol": "rdma"}, "mooncake_host is empty; with mooncake_protocol 'rdma', name"),
         (PRODUCERS | {"retries": 3, "colour": 1}, "has unknown colour, retries; known are encode_timeout_s, max_"),
     ],
 )
@@ -91,6 +95,8 @@ def test_the_ends_of_a_range(name: str) -> None:
         ("max_pulls", True),
         ("nixl_devices", 5),
         ("nixl_devices", None),
+        ("mooncake_host", 5),
+        ("mooncake_protocol", None),
     ],
 )
 def test_a_value_of_another_type_is_named(name: str, value: Any) -> None:

@@ -79,6 +79,8 @@ class App:
     """A small ASGI app: remembers its request, and answers with `messages`, one by one."""
 
     messages: Sequence[Message] = ()
+    then: Sequence[Message] | None = None
+    """What it answers from its second request on, where that is something else."""
     scope: MutableMapping[str, Any] = field(default_factory=dict)
     body: bytes = b""
     received: list[str] = field(default_factory=list)
@@ -88,13 +90,16 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scope = scope
+        self.body = b""
         more = True
         while more:
             message = await receive()
             self.body += message.get("body", b"")
             more = message.get("more_body", False)
         self.received.append((await receive())["type"])
-        for one in self.messages or response(200, b"{}"):
+        messages = self.messages or response(200, b"{}")
+        self.messages = messages if self.then is None else self.then
+        for one in messages:
             await send(one)
             if self.client is not None:
                 self.sent.append(len(self.client.messages))
@@ -177,7 +182,7 @@ class Stack:
         arriving = iter([*pieces, {"type": "http.disconnect"}])
 
         async def receive() -> Message:
-            return next(arriving)
+            return next(arriving, {"type": "http.disconnect"})
 
         await asyncio.wait_for(self.middleware(self.scope(**changes), receive, client.send), BOUND_S)
         return client
@@ -486,11 +491,40 @@ async def answer(stack: Stack, messages: list[Message], failures: dict[str, Fail
         response(200, ROLE, ROLE, ROLE, FAILED, DONE, b""),
     ],
 )
-async def test_a_failure_gets_its_reason(stack: Stack, messages: list[Message]) -> None:
+async def test_a_failure_gets_its_reason(stack: Stack, encoder: Encoder, messages: list[Message]) -> None:
+    late = Failure(504, "the embedding did not arrive")
+    client = await answer(stack, messages, {LEASE: late}, chat(b"one"))
+    assert client.status == 504
+    assert client.error == late.message
+    assert b"x-app" not in client.headers
+    assert encoder.items == [b"one"]
+
+
+@pytest.mark.parametrize("lost", [GONE, Failure(502, "it is torn")])
+@pytest.mark.parametrize("messages", [response(500, b"{}"), response(200, ROLE, FAILED, DONE, b"")])
+async def test_a_lost_embedding_is_encoded_again(
+    stack: Stack, encoder: Encoder, messages: list[Message], lost: Failure
+) -> None:
+    stack.app.then = response(200, ROLE, WORD, DONE, b"")
+    client = await answer(stack, messages, {LEASE: lost}, chat(b"one"))
+    assert client.messages == stack.app.then
+    assert encoder.items == [b"one", b"one"]
+    assert int(stack.app.headers[b"content-length"]) == len(stack.app.body)
+
+
+@pytest.mark.parametrize("messages", [response(500, b"{}"), response(200, ROLE, FAILED, DONE, b"")])
+async def test_an_embedding_that_is_lost_twice_is_told(stack: Stack, encoder: Encoder, messages: list[Message]) -> None:
     client = await answer(stack, messages, {LEASE: GONE}, chat(b"one"))
     assert client.status == 503
     assert client.error == GONE.message
-    assert b"x-app" not in client.headers
+    assert encoder.items == [b"one", b"one"]
+
+
+async def test_after_the_first_word_nothing_is_begun_again(stack: Stack, encoder: Encoder) -> None:
+    messages = response(200, ROLE, WORD, FAILED, DONE, b"")
+    client = await answer(stack, messages, {LEASE: GONE}, chat(b"one"))
+    assert client.messages == messages
+    assert encoder.items == [b"one"]
 
 
 @pytest.mark.parametrize(
