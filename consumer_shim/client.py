@@ -1,7 +1,7 @@
 """Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,19 @@ class Producer:
         with _producer_errors():
             return outcomes(self.stub.Encode(pb.EncodeRequest(items=items), timeout=timeout_s))
 
+    def encode_stream(
+        self, items: Iterable[pb.MediaItem], timeout_s: float
+    ) -> Iterator[tuple[int, pb.Ticket | ProducerError]]:
+        """Sends `items` as they come and yields the outcome of each when it is done, with the item's place in `items`.
+
+        Raises:
+            ProducerError: the call as a whole failed.
+        """
+        requests = (pb.EncodeStreamRequest(id=index, item=item) for index, item in enumerate(items))
+        with _producer_errors():
+            for response in self.stub.EncodeStream(requests, timeout=timeout_s):
+                yield response.id, _outcome(response.outcome)
+
     def acquire(self, *, key: str, epoch: str, lease_id: str, transport: str, timeout_s: float) -> Lease:
         """A lease on the embedding of a ticket, and its descriptor for `transport`.
 
@@ -162,7 +175,8 @@ def _producer_errors() -> Iterator[None]:
 
 def outcomes(response: pb.EncodeResponse) -> list[pb.Ticket | ProducerError]:
     """Ticket or error of each item, in order."""
-    return [
-        outcome.ticket if outcome.WhichOneof("outcome") == "ticket" else ProducerError.from_status(outcome.error)
-        for outcome in response.outcomes
-    ]
+    return [_outcome(outcome) for outcome in response.outcomes]
+
+
+def _outcome(outcome: pb.ItemOutcome) -> pb.Ticket | ProducerError:
+    return outcome.ticket if outcome.WhichOneof("outcome") == "ticket" else ProducerError.from_status(outcome.error)

@@ -65,6 +65,8 @@ MESSAGES: list[tuple[Message, str]] = [
         pb.EncodeRequest(items=[pb.MediaItem(data=b"a"), pb.MediaItem(data=b"b")], fingerprint="f"),
         "0a031201610a03120162120166",
     ),
+    (pb.EncodeStreamRequest(id=7, item=pb.MediaItem(data=b"a")), "08071203120161"),
+    (pb.EncodeStreamResponse(id=7, outcome=pb.ItemOutcome(ticket=pb.Ticket(key="k"))), "080712050a030a016b"),
     (pb.EncodeResponse(outcomes=[pb.ItemOutcome(ticket=pb.Ticket(key="k"))]), "0a050a030a016b"),
     (
         pb.ItemOutcome(ticket=TICKET),

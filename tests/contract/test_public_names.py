@@ -21,6 +21,8 @@ MESSAGES = {
     "MediaItem": {"modality": 1, "data": 2},
     "EncodeRequest": {"items": 1, "fingerprint": 2},
     "EncodeResponse": {"outcomes": 1},
+    "EncodeStreamRequest": {"id": 1, "item": 2},
+    "EncodeStreamResponse": {"id": 1, "outcome": 2},
     "ItemOutcome": {"ticket": 1, "error": 2},
     "Ticket": {
         "key": 1,
@@ -64,12 +66,13 @@ MESSAGES = {
         "pool_bytes": 5,
     },
 }
-CALLS = {
-    "Encode": ("EncodeRequest", "EncodeResponse", False),
-    "Acquire": ("AcquireRequest", "AcquireResponse", False),
-    "Release": ("ReleaseRequest", "ReleaseResponse", False),
-    "Fetch": ("FetchRequest", "FetchResponse", True),
-    "GetModelInfo": ("GetModelInfoRequest", "GetModelInfoResponse", False),
+CALLS = {  # request, response, whether each streams
+    "Encode": ("EncodeRequest", "EncodeResponse", False, False),
+    "EncodeStream": ("EncodeStreamRequest", "EncodeStreamResponse", True, True),
+    "Acquire": ("AcquireRequest", "AcquireResponse", False, False),
+    "Release": ("ReleaseRequest", "ReleaseResponse", False, False),
+    "Fetch": ("FetchRequest", "FetchResponse", False, True),
+    "GetModelInfo": ("GetModelInfoRequest", "GetModelInfoResponse", False, False),
 }
 REASONS = {
     "MALFORMED_REQUEST",
@@ -118,6 +121,8 @@ FLAGS = {
     "--advertise",
     "--transport",
     "--nixl-devices",
+    "--mooncake-host",
+    "--mooncake-protocol",
     "--dtype",
     "--mm-encoder-attn-backend",
     "--trust-remote-code",
@@ -156,10 +161,10 @@ def test_service_and_calls() -> None:
     service = pb.DESCRIPTOR.services_by_name["EncoderCache"]
     assert service.full_name == contract.SERVICE_NAME == "ec_producer.v1.EncoderCache"
     calls = {
-        call.name: (call.input_type.name, call.output_type.name, call.server_streaming) for call in service.methods
+        call.name: (call.input_type.name, call.output_type.name, call.client_streaming, call.server_streaming)
+        for call in service.methods
     }
     assert calls == CALLS
-    assert not any(call.client_streaming for call in service.methods)
 
 
 def test_reasons() -> None:

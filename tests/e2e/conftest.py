@@ -25,18 +25,18 @@ class Servers:
     llm_only: dict[str, VllmServer]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model() -> Path:
     return cached_checkpoint("qwen2_5_vl")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     with Stack() as stack:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def servers(model: Path, stack: Stack) -> Servers:
     """Started together, since starting is most of their time."""
     producer = ProducerServer(model, transports=("nixl",), name="e2e-producer")
@@ -51,7 +51,7 @@ def servers(model: Path, stack: Stack) -> Servers:
     return Servers(producer, plain, llm_only)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def conversations() -> dict[str, list[Part]]:
     """Prompts by name: photographs as JPEG and PNG, one and two, repeated, and none."""
     photo = photos()

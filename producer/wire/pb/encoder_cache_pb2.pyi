@@ -114,6 +114,52 @@ class EncodeResponse(google.protobuf.message.Message):
 global___EncodeResponse = EncodeResponse
 
 @typing.final
+class EncodeStreamRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    ITEM_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    """The client's number of the item, any; it comes back with the outcome."""
+    @property
+    def item(self) -> global___MediaItem:
+        """The item to encode."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        item: global___MediaItem | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["item", b"item"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "item", b"item"]) -> None: ...
+
+global___EncodeStreamRequest = EncodeStreamRequest
+
+@typing.final
+class EncodeStreamResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    """The number of the item."""
+    @property
+    def outcome(self) -> global___ItemOutcome:
+        """Its outcome; the item_index of an error is the place among the stream's requests, from 0."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        outcome: global___ItemOutcome | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["outcome", b"outcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "outcome", b"outcome"]) -> None: ...
+
+global___EncodeStreamResponse = EncodeStreamResponse
+
+@typing.final
 class ItemOutcome(google.protobuf.message.Message):
     """Exactly one of ticket and error."""
 

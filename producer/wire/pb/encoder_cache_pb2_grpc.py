@@ -19,6 +19,11 @@ class EncoderCacheStub(object):
                 request_serializer=ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeRequest.SerializeToString,
                 response_deserializer=ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeResponse.FromString,
                 )
+        self.EncodeStream = channel.stream_stream(
+                '/ec_producer.v1.EncoderCache/EncodeStream',
+                request_serializer=ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeStreamRequest.SerializeToString,
+                response_deserializer=ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeStreamResponse.FromString,
+                )
         self.Acquire = channel.unary_unary(
                 '/ec_producer.v1.EncoderCache/Acquire',
                 request_serializer=ec__producer_dot_v1_dot_encoder__cache__pb2.AcquireRequest.SerializeToString,
@@ -47,6 +52,14 @@ class EncoderCacheServicer(object):
     def Encode(self, request, context):
         """Encodes items, or finds them in the embedding pool. Every item has its own outcome: the call itself fails only
         when no item could be looked at (a malformed request, too many items, shutdown).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EncodeStream(self, request_iterator, context):
+        """Encodes items as they come, and answers each when it is done, in whatever order. At most max_items_per_request are
+        under way at once; the stream is not read on until one has been answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,6 +100,11 @@ def add_EncoderCacheServicer_to_server(servicer, server):
                     servicer.Encode,
                     request_deserializer=ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeRequest.FromString,
                     response_serializer=ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeResponse.SerializeToString,
+            ),
+            'EncodeStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.EncodeStream,
+                    request_deserializer=ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeStreamRequest.FromString,
+                    response_serializer=ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeStreamResponse.SerializeToString,
             ),
             'Acquire': grpc.unary_unary_rpc_method_handler(
                     servicer.Acquire,
@@ -132,6 +150,23 @@ class EncoderCache(object):
         return grpc.experimental.unary_unary(request, target, '/ec_producer.v1.EncoderCache/Encode',
             ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeRequest.SerializeToString,
             ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def EncodeStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(request_iterator, target, '/ec_producer.v1.EncoderCache/EncodeStream',
+            ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeStreamRequest.SerializeToString,
+            ec__producer_dot_v1_dot_encoder__cache__pb2.EncodeStreamResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

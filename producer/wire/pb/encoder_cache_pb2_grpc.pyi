@@ -31,6 +31,14 @@ class EncoderCacheStub:
     when no item could be looked at (a malformed request, too many items, shutdown).
     """
 
+    EncodeStream: grpc.StreamStreamMultiCallable[
+        producer.wire.pb.encoder_cache_pb2.EncodeStreamRequest,
+        producer.wire.pb.encoder_cache_pb2.EncodeStreamResponse,
+    ]
+    """Encodes items as they come, and answers each when it is done, in whatever order. At most max_items_per_request are
+    under way at once; the stream is not read on until one has been answered.
+    """
+
     Acquire: grpc.UnaryUnaryMultiCallable[
         producer.wire.pb.encoder_cache_pb2.AcquireRequest,
         producer.wire.pb.encoder_cache_pb2.AcquireResponse,
@@ -62,6 +70,14 @@ class EncoderCacheAsyncStub:
     ]
     """Encodes items, or finds them in the embedding pool. Every item has its own outcome: the call itself fails only
     when no item could be looked at (a malformed request, too many items, shutdown).
+    """
+
+    EncodeStream: grpc.aio.StreamStreamMultiCallable[
+        producer.wire.pb.encoder_cache_pb2.EncodeStreamRequest,
+        producer.wire.pb.encoder_cache_pb2.EncodeStreamResponse,
+    ]
+    """Encodes items as they come, and answers each when it is done, in whatever order. At most max_items_per_request are
+    under way at once; the stream is not read on until one has been answered.
     """
 
     Acquire: grpc.aio.UnaryUnaryMultiCallable[
@@ -97,6 +113,16 @@ class EncoderCacheServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[producer.wire.pb.encoder_cache_pb2.EncodeResponse, collections.abc.Awaitable[producer.wire.pb.encoder_cache_pb2.EncodeResponse]]:
         """Encodes items, or finds them in the embedding pool. Every item has its own outcome: the call itself fails only
         when no item could be looked at (a malformed request, too many items, shutdown).
+        """
+
+    @abc.abstractmethod
+    def EncodeStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[producer.wire.pb.encoder_cache_pb2.EncodeStreamRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[producer.wire.pb.encoder_cache_pb2.EncodeStreamResponse], collections.abc.AsyncIterator[producer.wire.pb.encoder_cache_pb2.EncodeStreamResponse]]:
+        """Encodes items as they come, and answers each when it is done, in whatever order. At most max_items_per_request are
+        under way at once; the stream is not read on until one has been answered.
         """
 
     @abc.abstractmethod
