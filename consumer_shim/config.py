@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from producer.transport.registry import LIBRARY_TRANSPORTS, MOONCAKE_PROTOCOLS
-from producer.wire.contract import GRPC_TRANSPORT
+from producer.wire.contract import GRPC_TRANSPORT, SHM_TRANSPORT
 
-TRANSPORTS = ("auto", *LIBRARY_TRANSPORTS, GRPC_TRANSPORT)
+TRANSPORTS = ("auto", SHM_TRANSPORT, *LIBRARY_TRANSPORTS, GRPC_TRANSPORT)
 
 
 def _number(default: float, help: str, low: float, high: float) -> Any:

@@ -11,8 +11,9 @@ from producer.memory.block_store import BlockStore
 from producer.memory.region import SharedRegion
 from producer.transport import registry
 from producer.transport.base import Reader, TransportError, TransportUnavailableError
+from producer.transport.shm import ShmReader
 from producer.transport.stream import StreamReader
-from producer.wire.contract import GRPC_TRANSPORT
+from producer.wire.contract import GRPC_TRANSPORT, SHM_TRANSPORT
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,14 @@ class Landing:
         self._opening = threading.Lock()
         if config.transport in registry.LIBRARY_TRANSPORTS:
             self._open(config.transport)
+        self._shm = ShmReader(self.region)
         self._chosen: dict[str, Reader] = {}  # by address
         self._puller = Puller(self.region, self.store, self._producers.__getitem__, self._reader)
         self._threads = ThreadPoolExecutor(config.max_pulls, thread_name_prefix="pull")
 
     def start(self, pull: Pull) -> None:
         """Has `pull` run on one of the threads."""
-        self._threads.submit(self._puller.run, pull)
+        self._threads.submit(self._run, pull)
 
     def settle(self) -> None:
         """Frees memory that pulls past their deadline can write to no more."""
@@ -53,7 +55,13 @@ class Landing:
             producer.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._close_readers()  # a pull may have opened one meanwhile
+        self._shm.close()
         self.region.close()
+
+    def _run(self, pull: Pull) -> None:
+        self._puller.run(pull)
+        if pull.failure is not None:
+            self._chosen.pop(pull.ticket.address, None)  # what is there next time may offer something else
 
     def _reader(self, address: str) -> Reader:
         """The transport for a producer: what was set, or the most capable one that both sides have."""
@@ -65,11 +73,14 @@ class Landing:
 
     def _choose(self, address: str) -> Reader:
         wanted = self._config.transport
-        if wanted == GRPC_TRANSPORT:
-            return self._streams[address]
-        offered = [wanted] if wanted != "auto" else self._producers[address].info(_INFO_TIMEOUT_S).transports
-        readers = (self._open(name) for name in registry.LIBRARY_TRANSPORTS if name in offered)
-        return next((reader for reader in readers if reader is not None), self._streams[address])
+        own = {SHM_TRANSPORT: self._shm, GRPC_TRANSPORT: self._streams[address]}
+        if wanted != "auto":
+            return own.get(wanted) or self._open(wanted) or own[GRPC_TRANSPORT]
+        info = self._producers[address].info(_INFO_TIMEOUT_S)
+        if self._shm.reaches(info.shared_memory):
+            return self._shm
+        readers = (self._open(name) for name in registry.LIBRARY_TRANSPORTS if name in info.transports)
+        return next((reader for reader in readers if reader is not None), own[GRPC_TRANSPORT])
 
     def _open(self, name: str) -> Reader | None:
         """The reader of transport `name`, started at the first call; None where it cannot be had.

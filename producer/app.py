@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import grpc
@@ -28,8 +29,9 @@ from producer.server import Servicer
 from producer.step_loop import StepLoop
 from producer.transport import registry
 from producer.transport.base import Outlet
+from producer.transport.shm import ShmOutlet
 from producer.transport.stream import StreamOutlet
-from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, WIRE_VERSION
+from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, SHM_TRANSPORT, WIRE_VERSION
 from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import add_EncoderCacheServicer_to_server
@@ -61,7 +63,8 @@ async def serve(config: ServeConfig) -> None:
         model, admission = _start_encoder(config, region, pool, metrics, stack)
         stop = _stop_signal()
         width = await _warm_up(admission, pool, model)
-        info = _model_info(config, model, epoch=epoch, width=width, address=address)
+        place = ShmOutlet(region).place
+        info = _model_info(config, model, epoch=epoch, width=width, address=address, shared_memory=place)
         add_EncoderCacheServicer_to_server(Servicer(admission, pool, outlets, info, metrics), server)
         statuses = _add_health(server)
         await server.start()
@@ -120,13 +123,10 @@ def _watch(pool: EmbeddingPool, metrics: Metrics) -> None:
 
 
 def _open_outlets(config: ServeConfig, region: SharedRegion, stack: AsyncExitStack) -> dict[str, Outlet]:
+    own: dict[str, Callable[[], Outlet]] = {SHM_TRANSPORT: lambda: ShmOutlet(region), GRPC_TRANSPORT: StreamOutlet}
     outlets: dict[str, Outlet] = {}
     for name in config.transports:
-        outlet = (
-            StreamOutlet()
-            if name == GRPC_TRANSPORT
-            else registry.open_outlet(name, region, config.transport_options[name])
-        )
+        outlet = own[name]() if name in own else registry.open_outlet(name, region, config.transport_options[name])
         stack.callback(outlet.close)
         outlets[name] = outlet
     return outlets
@@ -195,7 +195,7 @@ async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) 
 
 
 def _model_info(
-    config: ServeConfig, model: ModelInfo, *, epoch: int, width: int, address: str
+    config: ServeConfig, model: ModelInfo, *, epoch: int, width: int, address: str, shared_memory: str
 ) -> pb.GetModelInfoResponse:
     return pb.GetModelInfoResponse(
         model=model.model,
@@ -214,6 +214,7 @@ def _model_info(
         wire_version=WIRE_VERSION,
         versions=model.versions,
         address=address,
+        shared_memory=shared_memory,
     )
 
 

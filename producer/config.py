@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from producer.transport.registry import LIBRARY_TRANSPORTS, MOONCAKE_PROTOCOLS
-from producer.wire.contract import GRPC_TRANSPORT
+from producer.wire.contract import GRPC_TRANSPORT, SHM_TRANSPORT
 
-TRANSPORTS = (GRPC_TRANSPORT, *LIBRARY_TRANSPORTS)
+TRANSPORTS = (SHM_TRANSPORT, *LIBRARY_TRANSPORTS, GRPC_TRANSPORT)
 _ANY_ADDRESS = ("", "0.0.0.0", "::")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTION_BACKENDS = ("auto", "TRITON_ATTN", "FLASH_ATTN", "FLASHINFER", "TORCH_SDPA")
@@ -70,7 +70,7 @@ class ServeConfig:
     metrics_listen: str = _setting("127.0.0.1:9464", "host:port of Prometheus' /metrics; port 0 takes a free one")
     advertise: str = _setting("", "host:port that tickets name, where it differs from --listen")
     transport: tuple[str, ...] = _setting(
-        (GRPC_TRANSPORT,), "transport to offer; repeat for several ('grpc' is always on)", choices=TRANSPORTS
+        (GRPC_TRANSPORT,), "transport to offer; repeat for several ('shm' and 'grpc' are always on)", choices=TRANSPORTS
     )
     nixl_devices: str = _setting("", "network devices that NIXL may use, as UCX_NET_DEVICES takes them; all by default")
     mooncake_host: str = _setting(
@@ -116,7 +116,7 @@ class ServeConfig:
     @property
     def transports(self) -> tuple[str, ...]:
         """Transports on offer, most capable first; gRPC is always the last."""
-        return (*(name for name in LIBRARY_TRANSPORTS if name in self.transport), GRPC_TRANSPORT)
+        return (SHM_TRANSPORT, *(name for name in LIBRARY_TRANSPORTS if name in self.transport), GRPC_TRANSPORT)
 
     @property
     def transport_options(self) -> dict[str, dict[str, str]]:

@@ -147,17 +147,17 @@ class Servicer(EncoderCacheServicer):
                 Reason.UNKNOWN_TRANSPORT, f"transport {request.transport[:64]!r} is not offered here; {offered} are"
             )
         try:
-            base, peer, metadata = outlet.describe(0)  # before the ticket's lease is replaced
+            endpoint = outlet.describe()  # before the ticket's lease is replaced
         except TransportError as error:
             raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name} is down: {error}") from None
         lease = self._pool.grant(request.key, outlet.name, replaces=request.lease_id)
         descriptor = pb.Descriptor(
             transport=outlet.name,
-            address=base + lease.offset if base else 0,
+            address=0 if endpoint.base is None else endpoint.base + lease.offset,
             length=lease.num_bytes,
             generation=lease.generation,
-            peer=peer,
-            peer_metadata=metadata,
+            peer=endpoint.peer,
+            peer_metadata=endpoint.metadata,
         )
         return pb.AcquireResponse(
             lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from producer.memory.region import SharedRegion
-from producer.transport.base import BlockDescriptor, Outlet, Reader, TransportError, TransportUnavailableError
+from producer.transport.base import BlockDescriptor, Endpoint, Outlet, Reader, TransportError, TransportUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -209,11 +209,11 @@ class AgentOutlet(Outlet):
         self.name = name
         self.agent = agent
 
-    def describe(self, offset: int) -> tuple[int, str, bytes]:
+    def describe(self) -> Endpoint:
         identity = self.agent.identity
         if identity is None:
             raise TransportError("the transport's agent is down; it is being started again")
-        return identity.address + offset, identity.name, identity.metadata
+        return Endpoint(base=identity.address, peer=identity.name, metadata=identity.metadata)
 
     @property
     def is_up(self) -> bool:

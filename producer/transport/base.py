@@ -33,14 +33,23 @@ class BlockDescriptor:
     peer_metadata: bytes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """A producer's end: what the transport adds to a block's offset, if it reads by address; its name and metadata."""
+
+    base: int | None
+    peer: str
+    metadata: bytes
+
+
 class Outlet(ABC):
     """The producer's end. Thread-safe."""
 
     name: str
 
     @abstractmethod
-    def describe(self, offset: int) -> tuple[int, str, bytes]:
-        """Address of `offset` in the region as readers need it, the peer's name and its metadata.
+    def describe(self) -> Endpoint:
+        """What a reader needs to reach this end.
 
         Raises:
             TransportError: the transport is down at the moment.

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from producer.memory.region import SharedRegion
-from producer.transport.base import BlockDescriptor, Outlet, Reader, TransportError
+from producer.transport.base import BlockDescriptor, Endpoint, Outlet, Reader, TransportError
 from producer.wire.contract import GRPC_TRANSPORT
 from producer.wire.pb import encoder_cache_pb2 as pb
 
@@ -16,8 +16,8 @@ class StreamOutlet(Outlet):
 
     name = GRPC_TRANSPORT
 
-    def describe(self, offset: int) -> tuple[int, str, bytes]:
-        return 0, "", b""
+    def describe(self) -> Endpoint:
+        return Endpoint(base=None, peer="", metadata=b"")
 
     @property
     def is_up(self) -> bool:

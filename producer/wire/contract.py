@@ -13,6 +13,9 @@ ERROR_DOMAIN: Final = "ec-producer"
 FETCH_CHUNK_BYTES: Final = 1 << 20
 """Most bytes in one message of `Fetch`."""
 
+SHM_TRANSPORT: Final = "shm"
+"""One copy through shared memory, for a reader on the producer's own host."""
+
 GRPC_TRANSPORT: Final = "grpc"
 """The transport that is always there: block bytes over `Fetch`."""
 

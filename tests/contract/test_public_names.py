@@ -56,6 +56,7 @@ MESSAGES = {
         "wire_version": 8,
         "versions": 9,
         "address": 10,
+        "shared_memory": 11,
     },
     "ModalityInfo": {"modality": 1, "width": 2},
     "Limits": {

@@ -13,7 +13,7 @@ from tests.kit.servers import ProducerServer, VllmServer, consumer_args
 from tests.kit.stack import Stack
 
 REPOSITORY = Path(__file__).parents[2]
-TRANSPORTS = ("grpc", "nixl")
+TRANSPORTS = ("grpc", "nixl", "shm")
 
 
 @dataclass(frozen=True, slots=True)

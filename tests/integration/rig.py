@@ -24,7 +24,7 @@ from producer.metrics import Metrics
 from producer.publisher import Publisher
 from producer.server import Servicer
 from producer.step_loop import StepLoop
-from producer.transport.base import Outlet, TransportError
+from producer.transport.base import Endpoint, Outlet, TransportError
 from producer.transport.stream import StreamOutlet
 from producer.wire.contract import WIRE_VERSION, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
@@ -70,7 +70,7 @@ class BrokenOutlet(Outlet):
         self.name = name
         self._is_up = is_up
 
-    def describe(self, offset: int) -> tuple[int, str, bytes]:
+    def describe(self) -> Endpoint:
         raise TransportError("its agent is being started again")
 
     @property

@@ -501,6 +501,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     WIRE_VERSION_FIELD_NUMBER: builtins.int
     VERSIONS_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    SHARED_MEMORY_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model as it was named at start."""
     fingerprint: builtins.str
@@ -515,6 +516,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     """Version of the block format, at least 1."""
     address: builtins.str
     """host:port that tickets name."""
+    shared_memory: builtins.str
+    """Where the pool's memory is, opaque: for transport "shm", to be mapped by processes of the same host, PID namespace
+    and user.
+    """
     @property
     def modalities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ModalityInfo]:
         """What can be encoded, and its width."""
@@ -544,9 +549,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         wire_version: builtins.int = ...,
         versions: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         address: builtins.str = ...,
+        shared_memory: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limits", b"limits"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "dtype", b"dtype", "epoch", b"epoch", "fingerprint", b"fingerprint", "limits", b"limits", "modalities", b"modalities", "model", b"model", "transports", b"transports", "versions", b"versions", "wire_version", b"wire_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "dtype", b"dtype", "epoch", b"epoch", "fingerprint", b"fingerprint", "limits", b"limits", "modalities", b"modalities", "model", b"model", "shared_memory", b"shared_memory", "transports", b"transports", "versions", b"versions", "wire_version", b"wire_version"]) -> None: ...
 
 global___GetModelInfoResponse = GetModelInfoResponse
 

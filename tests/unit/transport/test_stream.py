@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from producer.memory.region import SharedRegion
-from producer.transport.base import BlockDescriptor, TransportError
+from producer.transport.base import BlockDescriptor, Endpoint, TransportError
 from producer.transport.stream import StreamOutlet, StreamReader
 from producer.wire.pb import encoder_cache_pb2 as pb
 
@@ -94,6 +94,6 @@ def test_anything_else_is_an_error(region: SharedRegion, parts: list[bytes | Exc
 
 def test_an_outlet_needs_nothing() -> None:
     outlet = StreamOutlet()
-    assert outlet.describe(4096) == (0, "", b"")
+    assert outlet.describe() == Endpoint(base=None, peer="", metadata=b"")
     assert outlet.is_up
     outlet.close()
