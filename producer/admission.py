@@ -39,8 +39,10 @@ class Admission:
         max_queue_items: int,
         max_item_bytes: int,
         metrics: Metrics,
+        also: Callable[[Lease], Awaitable[None]] | None = None,
     ) -> None:
-        """`prepare` takes content key and item; `submit` hands the prepared item to the device."""
+        """`prepare` takes key and item; `submit` hands the prepared item to the device; `also` comes before a reply."""
+        self._also = also
         self._pool = pool
         self._prepare = prepare
         self._submit = submit
@@ -60,6 +62,21 @@ class Admission:
         """
         self._check(item)
         key = await self._key(item)
+        lease = await self._lease(key, item)
+        if self._also is not None:
+            try:
+                await self._also(lease)
+            except BaseException:
+                self._pool.release(lease.lease_id)
+                raise
+        return lease
+
+    async def drain(self) -> None:
+        """Admits nothing more and waits for the work in hand."""
+        self._closed = True
+        await asyncio.gather(*(work.task for work in self._works.values()), return_exceptions=True)
+
+    async def _lease(self, key: str, item: MediaItem) -> Lease:
         try:
             lease = self._pool.grant(key)
         except NotFoundError:
@@ -67,11 +84,6 @@ class Admission:
             return self._grant_new(key)
         self._metrics.shared.labels("pool").inc()
         return lease
-
-    async def drain(self) -> None:
-        """Admits nothing more and waits for the work in hand."""
-        self._closed = True
-        await asyncio.gather(*(work.task for work in self._works.values()), return_exceptions=True)
 
     def _check(self, item: MediaItem) -> None:
         if item.modality not in self._modalities:

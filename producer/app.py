@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -21,6 +22,7 @@ from producer.config import ServeConfig, split_address
 from producer.core import MediaItem, ModelInfo
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import ServiceError, UnsupportedModelError
+from producer.file_outlet import FileOutlet
 from producer.memory.region import SharedRegion
 from producer.metrics import Metrics
 from producer.preprocess import Preprocessor
@@ -60,7 +62,8 @@ async def serve(config: ServeConfig) -> None:
         pool = EmbeddingPool(region, epoch=epoch, lease_s=config.lease_s, max_leases=config.max_leases)
         _watch(pool, metrics)
         outlets = _open_outlets(config, region, stack)
-        model, admission = _start_encoder(config, region, pool, metrics, stack)
+        files = _open_files(config, pool)
+        model, admission = _start_encoder(config, region, pool, files, metrics, stack)
         stop = _stop_signal()
         width = await _warm_up(admission, pool, model)
         place = ShmOutlet(region).place
@@ -70,7 +73,7 @@ async def serve(config: ServeConfig) -> None:
         await server.start()
         await _report(statuses, health_pb2.HealthCheckResponse.SERVING)
         logger.info("ready: %s on %s, transports %s", model.model, address, ", ".join(outlets))
-        await _until(stop, pool)
+        await _until(stop, pool.expire, *([files.expire] if files else []))
         logger.info("stopping; work in hand has %.0f s", config.drain_s)
         await _report(statuses, health_pb2.HealthCheckResponse.NOT_SERVING)
         with contextlib.suppress(asyncio.TimeoutError):
@@ -132,8 +135,24 @@ def _open_outlets(config: ServeConfig, region: SharedRegion, stack: AsyncExitSta
     return outlets
 
 
+def _open_files(config: ServeConfig, pool: EmbeddingPool) -> FileOutlet | None:
+    if not config.publish_files:
+        return None
+    return FileOutlet(
+        Path(config.publish_files),
+        pool,
+        max_bytes=config.publish_files_bytes,
+        max_age_s=config.publish_files_age_s,
+    )
+
+
 def _start_encoder(
-    config: ServeConfig, region: SharedRegion, pool: EmbeddingPool, metrics: Metrics, stack: AsyncExitStack
+    config: ServeConfig,
+    region: SharedRegion,
+    pool: EmbeddingPool,
+    files: FileOutlet | None,
+    metrics: Metrics,
+    stack: AsyncExitStack,
 ) -> tuple[ModelInfo, Admission]:
     """Loads the model, while the preprocessing processes start beside it."""
     from producer.preprocess_worker import MODALITIES as decodable
@@ -177,6 +196,7 @@ def _start_encoder(
         max_queue_items=config.max_queue_items,
         max_item_bytes=config.max_item_bytes,
         metrics=metrics,
+        also=files.ensure if files else None,
     )
     return model, admission
 
@@ -238,11 +258,12 @@ def _stop_signal() -> asyncio.Event:
     return stop
 
 
-async def _until(stop: asyncio.Event, pool: EmbeddingPool) -> None:
-    """Waits for `stop`; leases end meanwhile although nobody asks."""
+async def _until(stop: asyncio.Event, *sweeps: Callable[[], None]) -> None:
+    """Waits for `stop`; what is over ends meanwhile although nobody asks."""
     while True:
         try:
             await asyncio.wait_for(stop.wait(), _SWEEP_S)
             return
         except asyncio.TimeoutError:
-            pool.expire()
+            for sweep in sweeps:
+                sweep()

@@ -99,6 +99,9 @@ class ServeConfig:
     preprocess_workers: int = _setting(
         lambda: max(1, (os.cpu_count() or 2) // 2), "processes that decode and preprocess media", low=1, high=256
     )
+    publish_files: str = _setting("", "folder for files that vLLM's own ECExampleConnector reads; none by default")
+    publish_files_bytes: int = _setting(4 << 30, "most bytes of such files", low=1, high=1 << 50, size=True)
+    publish_files_age_s: float = _setting(3600.0, "seconds that one is kept unused", low=1, high=1e9)
     drain_s: float = _setting(20.0, "seconds that work in hand may take after SIGTERM", low=0, high=3600)
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ class PreparedItem:
     num_rows: int
     metadata: Metadata
     inputs: Any = field(repr=False)
+    mm_hash: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,8 @@ class EmbeddingInfo:
     modality: str
     shape: EmbeddingShape
     metadata: Metadata
+    mm_hash: str = ""
+    """vLLM's own hash of the media; another than the content key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,14 +1,13 @@
 """`ec-producer encode`: a client for people. Needs no vLLM and no GPU."""
 
-import json
 import sys
 from pathlib import Path
 from time import perf_counter
 
 from consumer_shim.client import Producer, ProducerError
+from producer.safetensors_file import pack
+from producer.wire.block import EmbeddingShape
 from producer.wire.pb import encoder_cache_pb2 as pb
-
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def encode_files(files: list[Path], address: str, folder: Path | None, timeout_s: float) -> int:
@@ -46,8 +45,6 @@ def _encode_file(producer: Producer, path: Path, folder: Path | None, timeout_s:
 
 def _write(folder: Path, ticket: pb.Ticket, rows: bytes) -> None:
     """One tensor "embedding" [num_rows, width], in the safetensors format."""
-    entry = {"dtype": _DTYPES[ticket.dtype], "shape": [ticket.num_rows, ticket.width], "data_offsets": [0, len(rows)]}
-    header = json.dumps({"embedding": entry}).encode()
-    header += b" " * (-len(header) % 8)
+    shape = EmbeddingShape(num_rows=ticket.num_rows, width=ticket.width, dtype=ticket.dtype)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{ticket.key}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + rows)
+    (folder / f"{ticket.key}.safetensors").write_bytes(pack("embedding", shape, rows))

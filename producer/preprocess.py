@@ -68,6 +68,7 @@ class Preprocessor:
         return PreparedItem(
             key=key,
             modality=item.modality,
+            mm_hash=prepared.mm_hash,
             num_rows=prepared.num_rows,
             metadata=prepared.metadata,
             inputs=prepared.inputs,

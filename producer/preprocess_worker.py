@@ -28,6 +28,7 @@ _ADDRESS = re.compile(r"\s*<[^>]* at 0x[0-9a-f]+>|\s*0x[0-9a-f]{6,}|(?<!\w)/[\w.
 class Prepared:
     """A media file made ready: `inputs` are the frames of vLLM's own encoding of a MultiModalKwargsItem."""
 
+    mm_hash: str
     num_rows: int
     metadata: Metadata
     inputs: list[bytearray]
@@ -56,6 +57,7 @@ class _Worker:
         item = output["mm_kwargs"][modality][0]
         fields = processor.info.data_parser.placeholder_metadata_fields(modality)
         return Prepared(
+            mm_hash=output["mm_hashes"][modality][0],
             num_rows=output["mm_placeholders"][modality][0].get_num_embeds(),
             metadata={name: _numbers(item[name].data) for name in sorted(fields)},
             inputs=[bytearray(frame) for frame in self._encoder.encode(item)],

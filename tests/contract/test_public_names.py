@@ -117,6 +117,9 @@ METRICS = {
 }
 """Without the `_total`, `_info` and so on that a type adds when it is scraped."""
 FLAGS = {
+    "--publish-files",
+    "--publish-files-bytes",
+    "--publish-files-age-s",
     "--listen",
     "--metrics-listen",
     "--advertise",

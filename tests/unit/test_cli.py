@@ -53,11 +53,16 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "--advertise": "host:3",
         "--transport": "nixl",
         "--nixl-devices": "mlx5_0:1",
+        "--mooncake-host": "10.0.0.4",
+        "--mooncake-protocol": "rdma",
         "--dtype": "float32",
         "--mm-encoder-attn-backend": "TORCH_SDPA",
         "--revision": "main",
         "--mm-processor-kwargs": '{"max_pixels": 4}',
         "--media-io-kwargs": '{"image": {"image_mode": "RGB"}}',
+        "--publish-files": "files",
+        "--publish-files-bytes": "2MiB",
+        "--publish-files-age-s": "5",
         "--pool-bytes": "2MiB",
         "--lease-s": "1.5",
         "--max-leases": "6",
@@ -80,6 +85,8 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "advertise": "host:3",
         "transport": ("nixl",),
         "nixl_devices": "mlx5_0:1",
+        "mooncake_host": "10.0.0.4",
+        "mooncake_protocol": "rdma",
         "dtype": "float32",
         "mm_encoder_attn_backend": "TORCH_SDPA",
         "trust_remote_code": True,
@@ -96,13 +103,16 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "max_batch_rows": 11,
         "max_batch_items": 12,
         "preprocess_workers": 13,
+        "publish_files": "files",
+        "publish_files_bytes": 2 << 20,
+        "publish_files_age_s": 5.0,
         "drain_s": 14.0,
     }
 
 
 def test_transports_add_up(served: list[ServeConfig]) -> None:
     cli.main(["serve", "m", "--transport", "grpc", "--transport", "nixl"])
-    assert served[0].transports == ("nixl", "grpc")
+    assert served[0].transports == ("shm", "nixl", "grpc")
 
 
 def test_help_names_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +136,7 @@ def test_help_names_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
         (["--pool-bytes", "1GB"], ["--pool-bytes", "'1GB'", "KiB, MiB, GiB or TiB"]),
         (["--pool-bytes", "1KiB"], ["pool_bytes is 1024", "1048576 to 70368744177664"]),
         (["--dtype", "float8"], ["dtype is 'float8'", "auto, bfloat16, float16, float32"]),
-        (["--transport", "telepathy"], ["transport is 'telepathy'", "grpc, nixl"]),
+        (["--transport", "telepathy"], ["transport is 'telepathy'", "shm, nixl, mooncake, grpc"]),
         (["--listen", "nowhere"], ["listen is 'nowhere'", "host:port"]),
         (["--metrics-listen", "host:99999"], ["metrics_listen is 'host:99999'", "0 to 65535"]),
         (["--mm-processor-kwargs", "[1]"], ["--mm-processor-kwargs", "'[1]'", "JSON object"]),

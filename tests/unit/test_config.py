@@ -1,6 +1,7 @@
 """Settings: what is allowed is kept, what is not is named."""
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def name_of(field: "dataclasses.Field[Any]") -> str:
 
 
 def test_a_model_is_all_that_must_be_said() -> None:
-    assert serve_config().transports == ("grpc",)
+    assert serve_config().transports == ("shm", "grpc")
 
 
 def test_an_empty_model_is_refused() -> None:
@@ -86,14 +87,37 @@ def test_no_advertised_address_is_fine() -> None:
 @pytest.mark.parametrize(
     ("asked", "offered"),
     [
-        (("grpc",), ("grpc",)),
-        (("nixl",), ("nixl", "grpc")),
-        (("grpc", "nixl"), ("nixl", "grpc")),
-        (("nixl", "nixl"), ("nixl", "grpc")),
+        (("grpc",), ()),
+        (("nixl",), ("nixl",)),
+        (("grpc", "nixl"), ("nixl",)),
+        (("nixl", "nixl", "shm"), ("nixl",)),
+        (("mooncake", "grpc", "nixl"), ("nixl", "mooncake")),
     ],
 )
-def test_grpc_is_always_offered_and_last(asked: tuple[str, ...], offered: tuple[str, ...]) -> None:
-    assert serve_config(transport=asked).transports == offered
+def test_shared_memory_is_always_offered_first_and_grpc_last(asked: tuple[str, ...], offered: tuple[str, ...]) -> None:
+    assert serve_config(transport=asked).transports == ("shm", *offered, "grpc")
+
+
+@pytest.mark.parametrize(
+    ("settings", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"listen": "10.0.0.1:1"}, "10.0.0.1"),
+        ({"listen": "0.0.0.0:1", "advertise": "encoder:1"}, "encoder"),
+        ({"listen": "0.0.0.0:1", "advertise": "encoder:1", "mooncake_host": "10.0.0.2"}, "10.0.0.2"),
+        ({"listen": "0.0.0.0:1", "mooncake_host": "10.0.0.2"}, "10.0.0.2"),
+    ],
+)
+def test_mooncake_announces_what_readers_reach(settings: dict[str, Any], host: str) -> None:
+    config = serve_config(transport=("mooncake",), **settings)
+    assert config.transport_options["mooncake"] == {"host": host, "protocol": "tcp"}
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1"])
+def test_mooncake_cannot_announce_every_address(listen: str) -> None:
+    serve_config(listen=listen)
+    with pytest.raises(ValueError, match=re.escape(f"mooncake_host is '' and listen {listen}; name one address")):
+        serve_config(transport=("mooncake",), listen=listen)
 
 
 def test_a_message_may_hold_every_item_at_its_largest() -> None:
