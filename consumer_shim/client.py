@@ -1,6 +1,10 @@
-"""Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath."""
+"""Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath.
+
+A call that found no connection is tried again, a few times and with growing pauses, as gRPC does by itself.
+"""
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +15,26 @@ from google.rpc import error_details_pb2, status_pb2
 from consumer_shim.tickets import PullTicket
 from producer.transport.base import BlockDescriptor
 from producer.wire.block import read_block
-from producer.wire.contract import GRPC_TRANSPORT, WIRE_VERSION
+from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, WIRE_VERSION
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
 
+_SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [{"service": SERVICE_NAME}],
+            "retryPolicy": {
+                "maxAttempts": 3,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+}
+"""Every call may be made twice: an encode is found in the pool then, and a lease that nobody heard of expires."""
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
@@ -22,6 +42,7 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 )
 
 
@@ -171,6 +192,30 @@ def _producer_errors() -> Iterator[None]:
         raise ProducerError.from_call(error) from None
     except ValueError:  # how gRPC says that the channel was closed
         raise ProducerError(grpc.StatusCode.CANCELLED, "", "the client is closed") from None
+
+
+class AsyncProducer:
+    """As `Producer`, for the event loop that makes it: what a server needs to have media encoded."""
+
+    def __init__(self, address: str) -> None:
+        """A channel to `address` (host:port); it connects at the first call."""
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub: Any = EncoderCacheStub(self._channel)
+
+    async def encode(self, items: Sequence[pb.MediaItem], timeout_s: float) -> list[pb.Ticket | ProducerError]:
+        """As `Producer.encode`."""
+        with _producer_errors():
+            return outcomes(await self._stub.Encode(pb.EncodeRequest(items=items), timeout=timeout_s))
+
+    async def release(self, lease_id: str, timeout_s: float) -> None:
+        """As `Producer.release`."""
+        with contextlib.suppress(ProducerError), _producer_errors():
+            await self._stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Ends the channel; calls in flight fail."""
+        await self._channel.close()
 
 
 def outcomes(response: pb.EncodeResponse) -> list[pb.Ticket | ProducerError]:

@@ -10,15 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-import grpc
-
-from consumer_shim.client import CHANNEL_OPTIONS, ProducerError, outcomes
+from consumer_shim.client import AsyncProducer
 from consumer_shim.config import ShimConfig
+from consumer_shim.gateway import encode_request
 from consumer_shim.pull import Failure
 from consumer_shim.reasons import ask
-from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, find_media, leases_in
-from producer.wire.pb import encoder_cache_pb2 as pb
-from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
+from consumer_shim.rewrite import RequestError, leases_in
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +25,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _PATH = "/v1/chat/completions"
-_RELEASE_TIMEOUT_S = 2.0
 _MAX_HELD = 64
 _LOST = (502, 503)
 """Failures of a pull that another encode may mend: what was to be pulled has gone, or is not the embedding."""
-_HTTP_STATUS = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
-    grpc.StatusCode.UNAVAILABLE: 503,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
-}
-"""Every other status of the producer is 502: the encoder failed, not this server."""
 
 
 class EncodeMiddleware:
@@ -181,9 +170,7 @@ class _Encoder:
         self._timeout_s = config.encode_timeout_s
         self.max_body_bytes = config.max_body_bytes
         self.engine_id = engine_id
-        channels = [(one, grpc.aio.insecure_channel(one, options=CHANNEL_OPTIONS)) for one in config.producers]
-        stubs: list[tuple[str, Any]] = [(address, EncoderCacheStub(channel)) for address, channel in channels]
-        self._stubs = itertools.cycle(stubs)
+        self._producers = itertools.cycle([AsyncProducer(address) for address in config.producers])
 
     async def rewrite(self, body: bytes) -> tuple[bytes, list[str]]:
         """The body to hand on, itself if it has no media, and the leases of the tickets in it.
@@ -197,31 +184,10 @@ class _Encoder:
             return body, []  # vLLM says what is wrong with it
         if not isinstance(request, dict):
             return body, []
-        parts = find_media(request)
-        if not parts:
+        tickets = await encode_request(request, next(self._producers), self._timeout_s)
+        if not tickets:
             return body, leases_in(request)
-        tickets = await self._encode(parts)
-        try:
-            apply_tickets(request, parts, tickets)
-        except (ValueError, IndexError) as error:
-            raise RequestError(502, f"the producer's answer makes no sense: {error}") from None
-        return json.dumps(request).encode(), [ticket.lease_id for ticket, _ in tickets]
-
-    async def _encode(self, parts: Sequence[MediaPart]) -> list[tuple[pb.Ticket, str]]:
-        address, stub = next(self._stubs)
-        try:
-            request = pb.EncodeRequest(items=[part.item for part in parts])
-            found = outcomes(await stub.Encode(request, timeout=self._timeout_s))
-        except grpc.RpcError as call_error:
-            error = ProducerError.from_call(call_error)
-            raise RequestError(_http_status(error), f"encoding at {address} failed: {error}") from None
-        failed = next(((index, one) for index, one in enumerate(found) if isinstance(one, ProducerError)), None)
-        tickets = [(one, address) for one in found if isinstance(one, pb.Ticket)]
-        if failed is not None:
-            await _release(stub, [ticket for ticket, _ in tickets])
-            index, error = failed
-            raise RequestError(_http_status(error), f"{parts[index].modality} {index + 1} of {len(parts)}: {error}")
-        return tickets
+        return json.dumps(request).encode(), [ticket.lease_id for ticket in tickets]
 
 
 def _whole(body: bytes) -> Message:
@@ -232,18 +198,6 @@ def _is_opening(message: Message) -> bool:
     """Whether it is the event that a streamed choice begins with: its role, and no content."""
     body = message.get("body", b"")
     return bool(message.get("more_body")) and body.startswith(b"data: ") and b'"delta":{"role":' in body
-
-
-def _http_status(error: ProducerError) -> int:
-    return _HTTP_STATUS.get(error.code, 502)
-
-
-async def _release(stub: Any, tickets: Sequence[pb.Ticket]) -> None:
-    """Gives back what a refused request will not use; what fails ends by expiry."""
-    calls = (
-        stub.Release(pb.ReleaseRequest(lease_id=ticket.lease_id), timeout=_RELEASE_TIMEOUT_S) for ticket in tickets
-    )
-    await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def _read_body(receive: Receive, most: int) -> bytes | None:

@@ -58,22 +58,29 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
     return parts
 
 
-def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Sequence[tuple[pb.Ticket, str]]) -> None:
+def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Sequence[pb.Ticket], address: str) -> None:
     """Replaces each media part of `body` by its ticket's metadata, in place.
 
     Args:
         body: the request.
         parts: what `find_media` found in it.
-        tickets: of each part, with the address of the producer that gave it.
+        tickets: of each part.
+        address: of the producer that gave them, as the connector is configured with it.
+
+    Raises:
+        RequestError: `ec_transfer_params` has another form.
+        ValueError, IndexError: the tickets are malformed, or not as many as the parts.
     """
-    for part, (ticket, _) in zip(parts, tickets, strict=True):
-        kind = _EMBEDS[part.modality]
-        metadata = {name: _nested(array) for name, array in ticket.metadata.items()}
-        part.content[part.index] = {"type": kind, kind: metadata, "uuid": ticket.key}
     params = body.get("ec_transfer_params") or {}
     if not isinstance(params, dict):
         raise RequestError(400, "ec_transfer_params is not an object")
-    pulls = [PullTicket.from_message(ticket, address) for ticket, address in tickets]
+    pulls = [PullTicket.from_message(ticket, address) for ticket in tickets]
+    replacements = [
+        {"type": _EMBEDS[part.modality], _EMBEDS[part.modality]: _metadata(ticket), "uuid": ticket.key}
+        for part, ticket in zip(parts, tickets, strict=True)
+    ]
+    for part, replacement in zip(parts, replacements, strict=True):
+        part.content[part.index] = replacement
     body["ec_transfer_params"] = {**params, **to_params(pulls)}
 
 
@@ -114,6 +121,10 @@ def _data(source: Any) -> bytes:
         return base64.b64decode(payload, validate=True)
     except ValueError as error:
         raise RequestError(400, f"image_url is not valid base64: {error}") from None
+
+
+def _metadata(ticket: pb.Ticket) -> dict[str, Any]:
+    return {name: _nested(array) for name, array in ticket.metadata.items()}
 
 
 def _nested(array: pb.NumberArray) -> Any:

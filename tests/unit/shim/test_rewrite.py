@@ -42,7 +42,7 @@ def ticket(number: int) -> pb.Ticket:
 def rewritten(body: dict[str, Any]) -> list[bytes]:
     """The media of `body`, which has a ticket for each of them afterwards."""
     parts = find_media(body)
-    apply_tickets(body, parts, [(ticket(number), "producer:1") for number, _ in enumerate(parts)])
+    apply_tickets(body, parts, [ticket(number) for number, _ in enumerate(parts)], "producer:1")
     return [part.data for part in parts]
 
 
@@ -100,7 +100,7 @@ def test_scalars_and_floats_of_metadata() -> None:
     message.metadata["times"].CopyFrom(pb.NumberArray(shape=[2], floats=[0.5, 1.0]))
     message.metadata["count"].CopyFrom(pb.NumberArray(ints=[3]))
     body = chat([image(b"one")])
-    apply_tickets(body, find_media(body), [(message, "producer:1")])
+    apply_tickets(body, find_media(body), [message], "producer:1")
     found = body["messages"][0]["content"][0]["image_embeds"]
     assert found == {"image_grid_thw": [1, 8, 10], "seconds": 0.5, "times": [0.5, 1.0], "count": 3}
 
