@@ -190,7 +190,7 @@ def _producer_errors() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise ProducerError.from_call(error) from None
-    except ValueError:  # how gRPC says that the channel was closed
+    except (ValueError, grpc.aio.UsageError):  # how gRPC says that the channel was closed
         raise ProducerError(grpc.StatusCode.CANCELLED, "", "the client is closed") from None
 
 

@@ -63,7 +63,7 @@ async def test_a_refused_request_stays_and_holds_nothing(rig: Rig, producer: Asy
 
 async def test_a_producer_that_is_not_there_is_told(rig: Rig) -> None:
     producer = AsyncProducer(f"127.0.0.1:{free_port()}")
-    with pytest.raises(RequestError, match="encoding at .* failed") as refused:
+    with pytest.raises(RequestError, match=r"encoding at .* failed") as refused:
         await encode_request(chat(PHOTO), producer, WAIT_S)
     assert refused.value.status == 503
     await producer.close()
