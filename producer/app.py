@@ -211,7 +211,13 @@ async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) 
     except (ServiceError, asyncio.TimeoutError) as error:
         raise UnsupportedModelError(f"model {model.model}: a test image cannot be encoded: {error}") from error
     pool.release(lease.lease_id)
-    return lease.info.shape.width
+    width = lease.info.shape.width
+    if width != model.input_width:
+        raise UnsupportedModelError(
+            f"model {model.model}: its embeddings have {width} elements a row, its language model takes"
+            f" {model.input_width}; such models (DeepStack) are not served"
+        )
+    return width
 
 
 def _model_info(

@@ -69,6 +69,8 @@ class ModelInfo:
     model: str
     fingerprint: str  # 64 hex digits
     dtype: str
+    input_width: int
+    """Elements of a row that the language model takes."""
     modalities: tuple[str, ...]
     versions: dict[str, str]
     attention_backend: str

@@ -100,6 +100,7 @@ class VllmEncoder:
             model=self._model_name,
             fingerprint=digest,
             dtype=self.dtype,
+            input_width=self.model_config.get_inputs_embeds_size(),
             modalities=self.modalities,
             versions=_versions(),
             attention_backend=self._attention_backend(),
