@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ from producer.admission import Admission
 from producer.core import Lease, MediaItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InternalError, InvalidRequestError, MismatchError, ServiceError, UnavailableError
+from producer.item_stream import ItemStream
 from producer.messages import duration, error_status, status_code, ticket
 from producer.metrics import Metrics
 from producer.transport.base import Outlet, TransportError
@@ -58,7 +59,7 @@ class Servicer(EncoderCacheServicer):
     async def EncodeStream(
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest], context: Context
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
-        stream = _ItemStream(self._encode, self._info.limits.max_items_per_request)
+        stream = ItemStream(self._encode, self._info.limits.max_items_per_request)
         reading = asyncio.create_task(stream.read(request_iterator))
         try:
             async for response in stream.responses():
@@ -162,52 +163,6 @@ class Servicer(EncoderCacheServicer):
         return pb.AcquireResponse(
             lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor
         )
-
-
-class _ItemStream:
-    """The items of one EncodeStream: at most `most` are under way or answered and not sent."""
-
-    def __init__(
-        self, encode: Callable[[int, pb.MediaItem, list[Lease]], Awaitable[pb.ItemOutcome]], most: int
-    ) -> None:
-        self._encode = encode
-        self._permits = asyncio.Semaphore(most)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._answers: asyncio.Queue[tuple[pb.EncodeStreamResponse, list[Lease]] | None] = asyncio.Queue()
-
-    async def read(self, requests: AsyncIterator[pb.EncodeStreamRequest]) -> None:
-        """Begins each item as it comes; the last answer is followed by None, also where the client broke off."""
-        try:
-            index = 0
-            async for request in requests:
-                await self._permits.acquire()
-                task = asyncio.create_task(self._answer(index, request))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                index += 1
-            await asyncio.gather(*self._tasks)
-        finally:
-            self._answers.put_nowait(None)
-
-    async def responses(self) -> AsyncIterator[pb.EncodeStreamResponse]:
-        """Answers in the order in which they are ready."""
-        while (answer := await self._answers.get()) is not None:
-            yield answer[0]
-            self._permits.release()
-
-    def abandon(self) -> list[Lease]:
-        """Stops what is under way; leases of answers that were not sent."""
-        for task in self._tasks:
-            task.cancel()
-        left = []
-        while not self._answers.empty():
-            left.append(self._answers.get_nowait())
-        return [lease for answer in left if answer is not None for lease in answer[1]]
-
-    async def _answer(self, index: int, request: pb.EncodeStreamRequest) -> None:
-        leases: list[Lease] = []
-        outcome = await self._encode(index, request.item, leases)
-        self._answers.put_nowait((pb.EncodeStreamResponse(id=request.id, outcome=outcome), leases))
 
 
 async def _abort(context: Context, error: ServiceError) -> None:
