@@ -1,4 +1,4 @@
-"""Both transports, each with a producer's process and a consumer that the tests of a module share."""
+"""All transports, each with a producer's process and a consumer that the tests of a module share."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def _nothing_is_left() -> Iterator[None]:
     assert eventually(lambda: not leftovers(before)), leftovers(before)
 
 
-@pytest.fixture(scope="module", params=["grpc", "nixl"])
+@pytest.fixture(scope="module", params=["grpc", "nixl", "mooncake"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -3,11 +3,13 @@
 It does not reproduce a transport: it moves no bytes, and no read ever ends well.
 """
 
+from collections.abc import Mapping
+
 from producer.memory.region import SharedRegion
 
 
 class FailingBackend:
-    def start(self, region: SharedRegion, devices: str) -> tuple[str, bytes]:
+    def start(self, region: SharedRegion, options: Mapping[str, str]) -> tuple[str, bytes]:
         self._broken = False
         return "failing", b""
 

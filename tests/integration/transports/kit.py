@@ -21,12 +21,12 @@ from consumer_shim.pull import Pull, Puller, PullState
 from consumer_shim.tickets import PullTicket
 from producer.memory.block_store import BlockStore
 from producer.memory.region import SharedRegion
-from producer.transport import nixl
+from producer.transport import registry
 from producer.transport.agent import AgentReader
 from producer.transport.base import BlockDescriptor, Reader
 from producer.transport.stream import StreamReader
 from producer.wire.block import HEADER_BYTES
-from tests.integration.transports.producer_process import DTYPE, WIDTH, rows_of
+from tests.integration.transports.producer_process import DTYPE, OPTIONS, WIDTH, rows_of
 from tests.kit.ports import free_port
 from tests.kit.processes import MARK, MARK_VALUE
 
@@ -130,11 +130,18 @@ class Consumer:
         self.region = SharedRegion.create("test-landing", REGION_BYTES)
         self.store = BlockStore(REGION_BYTES)
         self.producers: dict[str, Producer] = {}
-        self.nixl: AgentReader | None = nixl.open_reader(self.region, "lo") if transport == nixl.NAME else None
+        self.library: AgentReader | None = None
+        """The reader of a transport that has a library."""
+        if transport in registry.LIBRARY_TRANSPORTS:
+            reader = registry.open_reader(transport, self.region, OPTIONS[transport])
+            assert isinstance(reader, AgentReader)
+            self.library = reader
         self.transport = transport
         self.read_timeout_s = BOUND_S
         """The most that a read may take, whatever its pull may."""
         self.before_read: Callable[[], Any] = lambda: None
+        self.redirect: Callable[[BlockDescriptor], BlockDescriptor] = lambda block: block
+        """What to read instead of the block that a lease was given for."""
         self.puller = Puller(self.region, self.store, self._producer, self._reader)
 
     def __enter__(self) -> Self:
@@ -143,8 +150,8 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.nixl is not None:
-            self.nixl.close()
+        if self.library is not None:
+            self.library.close()
         for producer in self.producers.values():
             producer.close()
         self.region.close()
@@ -208,7 +215,7 @@ class Consumer:
         return self.producers[address]
 
     def _reader(self, address: str) -> Reader:
-        reader = self.nixl or StreamReader(self.region, self._producer(address).stub.Fetch)
+        reader = self.library or StreamReader(self.region, self._producer(address).stub.Fetch)
         return _Interrupted(reader, self)
 
 
@@ -222,7 +229,7 @@ class _Interrupted(Reader):
 
     def read(self, block: BlockDescriptor, offset: int, timeout_s: float) -> None:
         self._consumer.before_read()
-        self._reader.read(block, offset, min(timeout_s, self._consumer.read_timeout_s))
+        self._reader.read(self._consumer.redirect(block), offset, min(timeout_s, self._consumer.read_timeout_s))
 
     def is_settled(self, offset: int) -> bool:
         return self._reader.is_settled(offset)

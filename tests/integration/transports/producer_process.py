@@ -22,17 +22,19 @@ from producer.embedding_pool import EmbeddingPool
 from producer.memory.region import SharedRegion
 from producer.metrics import Metrics
 from producer.server import Servicer
-from producer.transport import nixl
+from producer.transport import registry
 from producer.transport.agent import AgentOutlet
 from producer.transport.base import Outlet
 from producer.transport.stream import StreamOutlet
 from producer.wire.block import HEADER_BYTES, EmbeddingShape
-from producer.wire.contract import WIRE_VERSION
+from producer.wire.contract import GRPC_TRANSPORT, WIRE_VERSION
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import add_EncoderCacheServicer_to_server
 
 WIDTH = 64
 DTYPE = "float32"
+OPTIONS = {"nixl": {"devices": "lo"}, "mooncake": {"host": "127.0.0.1", "protocol": "tcp"}}
+"""Loopback only."""
 
 
 def shape_of(num_rows: int) -> EmbeddingShape:
@@ -141,7 +143,7 @@ class Commands:
 
 
 def open_outlet(name: str, region: SharedRegion) -> Outlet:
-    return nixl.open_outlet(region, "lo") if name == nixl.NAME else StreamOutlet()
+    return StreamOutlet() if name == GRPC_TRANSPORT else registry.open_outlet(name, region, OPTIONS[name])
 
 
 def answers_only() -> TextIO:

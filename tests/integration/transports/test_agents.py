@@ -1,4 +1,4 @@
-"""NIXL's agents: their end takes nothing down with it, they come back, and none outlives its owner."""
+"""Agents: their end takes nothing down with it, they come back, and none outlives its owner."""
 
 import signal
 import subprocess
@@ -8,30 +8,33 @@ from collections.abc import Iterator
 import pytest
 
 from producer.memory.region import SharedRegion
-from producer.transport import nixl
-from producer.transport.agent import MAX_UNSETTLED
+from producer.transport import registry
+from producer.transport.agent import MAX_UNSETTLED, AgentOutlet, AgentReader
 from producer.transport.base import TransportError
 from tests.integration.transports.kit import BOUND_S, Consumer, ProducerProcess, eventually, failed, send
+from tests.integration.transports.producer_process import OPTIONS
 from tests.kit.leftovers import our_processes
 
 KEY = "a" * 64
+BREAK = "PYTHONHOME"
+"""With this environment variable at a folder that is not there, no agent can start."""
 
 
-@pytest.fixture(scope="module")
-def transport() -> str:
-    return nixl.NAME
+@pytest.fixture(scope="module", params=registry.LIBRARY_TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def fragile() -> Iterator[Consumer]:
+def fragile(transport: str) -> Iterator[Consumer]:
     """A consumer whose agent a test may kill."""
-    with Consumer(nixl.NAME) as consumer:
+    with Consumer(transport) as consumer:
         yield consumer
 
 
 def is_up(consumer: Consumer) -> bool:
-    assert consumer.nixl is not None
-    return consumer.nixl.agent.identity is not None
+    assert consumer.library is not None
+    return consumer.library.agent.identity is not None
 
 
 def test_the_producer_survives_its_agent(consumer: Consumer, mortal: ProducerProcess) -> None:
@@ -39,7 +42,7 @@ def test_the_producer_survives_its_agent(consumer: Consumer, mortal: ProducerPro
     (first,) = mortal.agent_pids
     with consumer.before_each_read(lambda: send(signal.SIGKILL, first)):
         pull = consumer.pull(ticket)
-    assert failed(pull, 503, "pulling over nixl failed: ")
+    assert failed(pull, 503, f"pulling over {consumer.transport} failed: ")
     assert eventually(lambda: mortal.agent_pids not in ([], [first]))
     assert consumer.works_with(mortal)
     assert consumer.store.used_bytes == 0
@@ -48,20 +51,20 @@ def test_the_producer_survives_its_agent(consumer: Consumer, mortal: ProducerPro
 def test_an_agent_that_stays_down_is_said_so(consumer: Consumer, mortal: ProducerProcess) -> None:
     """It cannot be started again until its environment is right; what the producer holds outlives that."""
     ticket = mortal.put(KEY, 100)
-    mortal.ask("environ", "UCX_TLS", "nonsense")
+    mortal.ask("environ", BREAK, "/nowhere")
     send(signal.SIGKILL, *mortal.agent_pids)
     assert eventually(lambda: not mortal.agent_pids)
-    assert failed(consumer.pull(ticket), 503, "TRANSPORT_DOWN: nixl is down")
+    assert failed(consumer.pull(ticket), 503, f"TRANSPORT_DOWN: {consumer.transport} is down")
     assert mortal.ask("num_leases") == 1
-    mortal.ask("environ", "UCX_TLS", "all")
+    mortal.ask("environ", BREAK, "")
     assert eventually(lambda: mortal.agent_pids)
     assert consumer.works_with(mortal)
 
 
 def test_a_consumer_survives_its_agent(fragile: Consumer, producer: ProducerProcess) -> None:
     assert fragile.works_with(producer)
-    assert fragile.nixl is not None
-    agent = fragile.nixl.agent
+    assert fragile.library is not None
+    agent = fragile.library.agent
     with fragile.before_each_read(lambda: send(signal.SIGKILL, agent.pid)):
         pull = fragile.pull(producer.put(KEY, 100))
     assert failed(pull, 503, "the transport's agent (died|is down|takes no work)")
@@ -72,8 +75,8 @@ def test_a_consumer_survives_its_agent(fragile: Consumer, producer: ProducerProc
 
 def test_reads_in_flight_fail_with_the_agent(fragile: Consumer, mortal: ProducerProcess) -> None:
     """The producer stands still, so the read cannot end by itself."""
-    assert fragile.nixl is not None
-    agent = fragile.nixl.agent
+    assert fragile.library is not None
+    agent = fragile.library.agent
     stopped = mortal.agent_pids
     ticket = mortal.put(KEY, 16384)
     with fragile.before_each_read(lambda: send(signal.SIGSTOP, *stopped)):
@@ -87,31 +90,56 @@ def test_reads_in_flight_fail_with_the_agent(fragile: Consumer, mortal: Producer
     assert eventually(lambda: is_up(fragile))
 
 
+def test_a_consumer_that_dies_during_reads(
+    transport: str, consumer: Consumer, fragile: Consumer, mortal: ProducerProcess
+) -> None:
+    """The producer lives on, and serves others; its agent is no one's victim, or is back at once."""
+    assert fragile.library is not None
+    tickets = [mortal.put(f"{number:064x}", 900) for number in range(32)]
+    before = mortal.agent_pids
+    pulls = [fragile.start(ticket) for ticket in tickets]
+    assert eventually(lambda: any(pull.is_over for pull in pulls))
+    send(signal.SIGKILL, fragile.library.agent.pid)
+    assert eventually(lambda: all(pull.is_over for pull in pulls))
+    assert eventually(lambda: mortal.agent_pids)
+    assert consumer.works_with(mortal)
+    if transport == "mooncake":
+        assert mortal.agent_pids == before
+
+
 def test_reads_past_their_deadline_are_bounded(fragile: Consumer, mortal: ProducerProcess) -> None:
     """They may still write, so no more are begun than can be kept."""
-    assert fragile.nixl is not None
+    assert fragile.library is not None
     ticket = mortal.put(KEY, 1)
     lease = fragile.acquire(ticket)
     stopped = mortal.agent_pids
     send(signal.SIGSTOP, *stopped)
     for number in range(MAX_UNSETTLED):
         with pytest.raises(TransportError, match="no end of the read") as unsettled:
-            fragile.nixl.read(lease.block, number * 4096, 0.0)
+            fragile.library.read(lease.block, number * 4096, 0.0)
         assert not unsettled.value.settled
     with pytest.raises(TransportError, match="64 reads are in flight or past their deadline already") as refused:
-        fragile.nixl.read(lease.block, MAX_UNSETTLED * 4096, 0.0)
+        fragile.library.read(lease.block, MAX_UNSETTLED * 4096, 0.0)
     assert refused.value.settled
     send(signal.SIGCONT, *stopped)
-    assert eventually(lambda: all(fragile.nixl.is_settled(number * 4096) for number in range(MAX_UNSETTLED)))
+    assert eventually(lambda: all(fragile.library.is_settled(number * 4096) for number in range(MAX_UNSETTLED)))
     assert fragile.works_with(mortal)
 
 
-def test_an_agent_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "variable", "why"),
+    [
+        ("nixl", "UCX_TLS", "nixlBackendError"),
+        ("nixl", BREAK, "no answer"),
+        ("mooncake", BREAK, "no answer"),
+    ],
+)
+def test_an_agent_that_cannot_start(name: str, variable: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = our_processes()
-    monkeypatch.setenv("UCX_TLS", "nonsense")
-    refused = pytest.raises(TransportError, match="the transport's agent did not start: ")
+    monkeypatch.setenv(variable, "/nowhere")
+    refused = pytest.raises(TransportError, match=f"the transport's agent did not start: {why}")
     with SharedRegion.create("test-start", 1 << 20) as region, refused:
-        nixl.open_reader(region, "lo")
+        registry.open_reader(name, region, OPTIONS[name])
     assert our_processes() == before
 
 
@@ -121,7 +149,7 @@ from producer.memory.region import SharedRegion
 from producer.transport.agent import AgentProcess
 from producer.transport.base import BlockDescriptor, TransportError
 with SharedRegion.create("broken", 1 << 20) as region:
-    agent = AgentProcess("tests.integration.transports.failing_backend:FailingBackend", "reader", region)
+    agent = AgentProcess("tests.integration.transports.failing_backend:FailingBackend", "reader", region, {})
     first = agent.pid
     block = BlockDescriptor(
         transport="", lease_id="", address=0, num_bytes=1, generation=1, peer="", peer_metadata=b""
@@ -146,11 +174,11 @@ def test_an_agent_whose_library_breaks_is_started_again() -> None:
 OWNER = """
 import sys, time
 from producer.memory.region import SharedRegion
-from producer.transport import nixl
-from producer.transport.agent import MAX_UNSETTLED, AgentProcess
-from producer.transport.base import BlockDescriptor, TransportError
+from producer.transport import registry
+from tests.integration.transports.producer_process import OPTIONS
 region = SharedRegion.create("owner", 1 << 20)
-agents = [nixl.open_outlet(region, "lo").agent, nixl.open_reader(region, "lo").agent]
+opened = (registry.open_outlet, registry.open_reader)
+agents = [one(name, region, OPTIONS[name]).agent for name in registry.LIBRARY_TRANSPORTS for one in opened]
 print("agents", *(agent.pid for agent in agents), flush=True)
 time.sleep(600)
 """
@@ -161,7 +189,7 @@ def test_agents_end_with_an_owner_that_was_killed() -> None:
         assert owner.stdout is not None
         line = next(line for line in owner.stdout if line.startswith("agents"))  # the library prints, too
         agents = {int(pid) for pid in line.split()[1:]}
-        assert len(agents) == 2
+        assert len(agents) == 4
         assert agents <= our_processes()
         owner.kill()
     assert eventually(lambda: not agents & our_processes())
@@ -169,8 +197,9 @@ def test_agents_end_with_an_owner_that_was_killed() -> None:
 
 def test_closing_while_the_agent_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     with SharedRegion.create("test-down", 1 << 20) as region:
-        reader = nixl.open_reader(region, "lo")
-        monkeypatch.setenv("UCX_TLS", "nonsense")  # it cannot come back
+        reader = registry.open_reader("mooncake", region, OPTIONS["mooncake"])
+        assert isinstance(reader, AgentReader)
+        monkeypatch.setenv(BREAK, "/nowhere")  # it cannot come back
         send(signal.SIGKILL, reader.agent.pid)
         assert eventually(lambda: reader.agent.identity is None)
         reader.close()
@@ -186,7 +215,8 @@ def test_closing_while_the_agent_is_down(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_signal_for_the_whole_group_is_the_owners_to_handle(number: signal.Signals) -> None:
     """Ctrl-C, and systemd's stop, reach every process of a group; reads in hand go on while the owner drains."""
     with SharedRegion.create("test-signal", 1 << 20) as region:
-        outlet = nixl.open_outlet(region, "lo")
+        outlet = registry.open_outlet("mooncake", region, OPTIONS["mooncake"])
+        assert isinstance(outlet, AgentOutlet)
         try:
             first = outlet.agent.pid
             send(number, first)

@@ -46,6 +46,27 @@ def test_a_producer_that_is_killed_during_reads(consumer: Consumer, mortal: Prod
     assert consumer.settles()
 
 
+def test_a_producer_that_stops_during_reads(consumer: Consumer, mortal: ProducerProcess) -> None:
+    tickets = [mortal.put(f"{number:064x}", 900) for number in range(32)]
+    assert consumer.works_with(mortal)
+    pids = [mortal.pid, *mortal.agent_pids]
+    pulls = [consumer.start(ticket, timeout_s=2.0) for ticket in tickets]
+    assert eventually(lambda: any(pull.is_over for pull in pulls))
+    send(signal.SIGSTOP, *pids)
+    try:
+        assert eventually(lambda: all(pull.is_over for pull in pulls))
+        for pull in pulls:
+            if pull.state is PullState.READY:
+                assert consumer.rows(pull) == rows_of(pull.ticket.key, 900)
+                consumer.forget(pull)
+            else:
+                assert failed(pull, 504, "DEADLINE_EXCEEDED|timed out")
+    finally:
+        send(signal.SIGCONT, *pids)
+    assert consumer.settles()
+    assert consumer.works_with(mortal)
+
+
 def test_a_producer_that_was_started_again(consumer: Consumer, mortal: ProducerProcess) -> None:
     old = mortal.put(KEY, 100)
     assert consumer.works_with(mortal)

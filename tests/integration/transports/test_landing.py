@@ -11,6 +11,7 @@ from consumer_shim.config import ShimConfig
 from consumer_shim.landing import Landing
 from consumer_shim.pull import Pull, PullState
 from consumer_shim.tickets import PullTicket
+from producer.transport import registry
 from producer.wire.block import HEADER_BYTES
 from tests.integration.transports.kit import BOUND_S, REGION_BYTES, ProducerProcess, eventually, failed, send
 from tests.integration.transports.producer_process import rows_of
@@ -22,6 +23,18 @@ KEY = "a" * 64
 @pytest.fixture(scope="module")
 def both() -> Iterator[ProducerProcess]:
     with ProducerProcess("nixl", "grpc") as producer:
+        yield producer
+
+
+@pytest.fixture(scope="module")
+def mooncake() -> Iterator[ProducerProcess]:
+    with ProducerProcess("mooncake", "grpc") as producer:
+        yield producer
+
+
+@pytest.fixture(scope="module")
+def all_three() -> Iterator[ProducerProcess]:
+    with ProducerProcess("grpc", "mooncake", "nixl") as producer:
         yield producer
 
 
@@ -60,16 +73,50 @@ def arrived(landing: Landing, pull: Pull) -> bool:
 
 
 def test_auto_takes_the_most_that_both_have(
-    both: ProducerProcess, grpc_only: ProducerProcess, caplog: pytest.LogCaptureFixture
+    all_three: ProducerProcess,
+    both: ProducerProcess,
+    mooncake: ProducerProcess,
+    grpc_only: ProducerProcess,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "consumer_shim.landing")
-    with closing(landing(both, grpc_only)) as place:
-        for number, producer in enumerate([both, grpc_only, both]):
+    with closing(landing(all_three, both, mooncake, grpc_only)) as place:
+        for number, producer in enumerate([both, mooncake, grpc_only, both, all_three]):
             assert arrived(place, start(place, producer.put(f"{number:064x}", 10)))
     assert caplog.messages == [
         f"pulling from {both.address} over nixl",
+        f"pulling from {mooncake.address} over mooncake",
         f"pulling from {grpc_only.address} over grpc",
+        f"pulling from {all_three.address} over nixl",
     ]
+
+
+def test_what_cannot_be_had_is_passed_over(
+    all_three: ProducerProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "consumer_shim.landing")
+    monkeypatch.setenv("UCX_TLS", "nonsense")
+    with closing(landing(all_three)) as place:
+        for number in range(3):
+            assert arrived(place, start(place, all_three.put(f"{number:064x}", 10)))
+    refused, chosen = caplog.messages
+    assert refused.startswith("nixl is not used: the transport's agent did not start: nixlBackendError")
+    assert chosen == f"pulling from {all_three.address} over mooncake"
+
+
+def test_auto_starts_no_agent_that_nobody_offers(grpc_only: ProducerProcess) -> None:
+    before = our_processes()
+    with closing(landing(grpc_only)) as place:
+        assert arrived(place, start(place, grpc_only.put(KEY, 10)))
+        assert our_processes() == before
+
+
+@pytest.mark.parametrize("transport", registry.LIBRARY_TRANSPORTS)
+def test_one_of_several_by_name(transport: str, all_three: ProducerProcess, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "consumer_shim.landing")
+    with closing(landing(all_three, transport=transport)) as place:
+        assert arrived(place, start(place, all_three.put(KEY, 10)))
+    assert caplog.messages == [f"pulling from {all_three.address} over {transport}"]
 
 
 def test_grpc_starts_no_agent(both: ProducerProcess) -> None:
@@ -79,12 +126,13 @@ def test_grpc_starts_no_agent(both: ProducerProcess) -> None:
         assert our_processes() == before
 
 
-def test_nixl_is_not_given_up_silently(grpc_only: ProducerProcess) -> None:
+@pytest.mark.parametrize("transport", registry.LIBRARY_TRANSPORTS)
+def test_none_is_given_up_silently(transport: str, grpc_only: ProducerProcess) -> None:
     """It was asked for by name."""
-    with closing(landing(grpc_only, transport="nixl")) as place:
+    with closing(landing(grpc_only, transport=transport)) as place:
         pull = start(place, grpc_only.put(KEY, 10))
         assert eventually(lambda: pull.is_over)
-        assert failed(pull, 503, "UNKNOWN_TRANSPORT: transport 'nixl' is not offered here; grpc are")
+        assert failed(pull, 503, f"UNKNOWN_TRANSPORT: transport '{transport}' is not offered here; grpc are")
 
 
 def test_more_pulls_than_threads(both: ProducerProcess) -> None:
@@ -95,7 +143,8 @@ def test_more_pulls_than_threads(both: ProducerProcess) -> None:
 
 def test_closing_ends_its_agent(both: ProducerProcess) -> None:
     before = our_processes()
-    with closing(landing(both)):
+    with closing(landing(both)) as place:
+        assert arrived(place, start(place, both.put(KEY, 10)))
         assert len(our_processes() - before) == 1
     assert eventually(lambda: our_processes() == before)
 

@@ -23,7 +23,7 @@ def _nothing_is_held(consumer: Consumer, producer: ProducerProcess) -> Iterator[
     used_bytes = consumer.store.used_bytes
     yield
     assert consumer.store.used_bytes == used_bytes
-    assert producer.ask("num_leases") == 0
+    assert eventually(lambda: producer.ask("num_leases") == 0)  # a pull that is ready releases after that
 
 
 @pytest.mark.parametrize("num_rows", [1, 15, 16, 4095, 4096, 16384, WHOLE_POOL_ROWS])
@@ -89,9 +89,9 @@ def test_a_descriptor_whose_block_has_gone(consumer: Consumer, producer: Produce
         pull = consumer.pull(ticket)
     expected = {
         "grpc": (503, "over grpc failed: .*NOT_FOUND: lease [0-9a-f]{32} does not exist or has ended"),
-        "nixl": (502, "over nixl is not the embedding: the block's (magic|generation) is"),
     }
-    assert failed(pull, *expected[consumer.transport])
+    forged = (502, f"over {consumer.transport} is not the embedding: the block's (magic|generation) is")
+    assert failed(pull, *expected.get(consumer.transport, forged))
     assert pull.block.state is BlockState.FREED
 
 

@@ -52,14 +52,14 @@ def frozen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
             send(signal.SIGCONT, *pids)
 
 
-NIXL = ["nixl", "nixl over tcp"]
-"""On one host NIXL copies from a peer that it has met without that peer's help; not so at first, and not over tcp."""
+LIBRARIES = ["nixl", "nixl over tcp", "mooncake", "mooncake over tcp"]
+"""With "over tcp" they have met before. On one host NIXL else copies from a peer without that peer's help."""
 
 
-@pytest.mark.parametrize("frozen", NIXL, indirect=True)
+@pytest.mark.parametrize("frozen", LIBRARIES, indirect=True)
 def test_late_bytes_hit_nobody(frozen: Frozen) -> None:
     consumer, pull = frozen.consumer, frozen.pull
-    assert failed(pull, 504, "pulling over nixl timed out: no end of the read within 1.0 s")
+    assert failed(pull, 504, f"pulling over {consumer.transport} timed out: no end of the read within 1.0 s")
     consumer.puller.settle()
     assert pull.block.state is BlockState.QUARANTINED
     others = frozen.fill()
@@ -75,12 +75,20 @@ def test_late_bytes_hit_nobody(frozen: Frozen) -> None:
     assert consumer.works_with(frozen.producer)
 
 
-@pytest.mark.parametrize("frozen", NIXL, indirect=True)
+@pytest.mark.parametrize("frozen", LIBRARIES, indirect=True)
 def test_its_death_ends_the_wait(frozen: Frozen) -> None:
     assert frozen.pull.block.state is BlockState.QUARANTINED
     send(signal.SIGKILL, *frozen.pids)
     assert frozen.consumer.settles()
     assert frozen.pull.block.state is BlockState.FREED
+
+
+@pytest.mark.parametrize("frozen", LIBRARIES, indirect=True)
+def test_it_holds_up_no_other(frozen: Frozen) -> None:
+    with ProducerProcess(frozen.consumer.transport) as other:
+        frozen.consumer.read_timeout_s = 10.0
+        assert frozen.consumer.works_with(other)
+        assert frozen.pull.block.state is BlockState.QUARANTINED
 
 
 @pytest.mark.parametrize("frozen", ["grpc"], indirect=True)
