@@ -99,6 +99,8 @@ class Puller:
             failure = self._run(pull)
         except Exception as error:  # a pull must end, whatever a library does
             logger.exception("a pull failed")
+            if pull.is_over:
+                return  # the embedding is there; only its lease was not released
             failure = Failure(500, f"pulling the embedding failed: {type(error).__name__}")
             if pull.block.state is BlockState.WRITING:
                 self._store.free(pull.block)

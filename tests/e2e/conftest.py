@@ -13,7 +13,7 @@ from tests.kit.servers import ProducerServer, VllmServer, consumer_args
 from tests.kit.stack import Stack
 
 REPOSITORY = Path(__file__).parents[2]
-TRANSPORTS = ("grpc", "nixl", "shm")
+TRANSPORTS = ("grpc", "nixl", "mooncake", "shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture(scope="package")
 def servers(model: Path, stack: Stack) -> Servers:
     """Started together, since starting is most of their time."""
-    producer = ProducerServer(model, transports=("nixl",), name="e2e-producer")
+    producer = ProducerServer(model, transports=("nixl", "mooncake"), name="e2e-producer")
     plain = VllmServer(model, name="e2e-plain")
     llm_only = {
         transport: VllmServer(model, extra_args=consumer_args(producer.address, transport), name=f"e2e-{transport}")

@@ -48,7 +48,7 @@ def test_model_info(servers: Servers, model: Path) -> None:
     assert len(info.fingerprint) == 64
     assert [(one.modality, one.width) for one in info.modalities] == [(pb.MODALITY_IMAGE, 128)]
     assert info.dtype == "bfloat16"
-    assert list(info.transports) == ["shm", "nixl", "grpc"]
+    assert list(info.transports) == ["shm", "nixl", "mooncake", "grpc"]
     assert info.address == servers.producer.address
     assert info.versions.keys() >= {"ec-producer", "vllm", "torch"}
     assert info.limits.max_items_per_request == 64

@@ -367,6 +367,18 @@ def test_any_error_ends_the_pull(setting: Setting, where: str, state: BlockState
     assert pull.block.state is BlockState.FREED
 
 
+def test_an_embedding_whose_lease_cannot_be_released_is_there(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def release(lease_id: str, timeout_s: float) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(setting.producer, "release", release)
+    pull = setting.pull()
+    assert pull.state is PullState.READY
+    assert pull.block.state is BlockState.READY
+
+
 def test_an_error_of_the_transports_choice_ends_the_pull(setting: Setting) -> None:
     setting.no_reader = RuntimeError("out of order")
     pull = setting.pull()
