@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 REPOSITORY = Path(__file__).parents[2]
 ENGINE = ("--gpu-memory-utilization", "0.1", "--attention-backend", "TRITON_ATTN")
 ENCODER = ("--mm-encoder-attn-backend", "TORCH_SDPA")
-TRANSPORTS = ("grpc", *(("nixl",) if any(map(importlib.util.find_spec, ("nixl_cu13", "nixl_cu12"))) else ()))
+LIBRARIES = {"nixl": ("nixl_cu13", "nixl_cu12"), "mooncake": ("mooncake",)}
+TRANSPORTS = ("grpc", "shm", *(one for one, names in LIBRARIES.items() if any(map(importlib.util.find_spec, names))))
 COMMANDS = {"vllm": "vllm.entrypoints.cli.main", "ec-producer": "producer.cli"}
 SCRIPT = """#!{python}
 import sys
