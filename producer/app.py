@@ -156,7 +156,7 @@ def _start_encoder(
 ) -> tuple[ModelInfo, Admission]:
     """Loads the model, while the preprocessing processes start beside it."""
     from producer.preprocess_worker import MODALITIES as decodable
-    from producer.runner.encoder import GRAPH_MISS_REASON, VllmEncoder
+    from producer.runner.encoder import VllmEncoder
     from producer.runner.pinned import pinned
 
     encoder = VllmEncoder(
@@ -173,6 +173,7 @@ def _start_encoder(
     stack.callback(preprocessor.close)
     preprocessor.start()
     model = encoder.load()
+    stack.callback(encoder.close)
     stack.enter_context(pinned(region.address, region.num_bytes, encoder.device))
     metrics.info.info(
         {"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **model.versions}
@@ -183,7 +184,7 @@ def _start_encoder(
         max_rows=config.max_batch_rows,
         max_items=config.max_batch_items,
         metrics=metrics,
-        graph_miss_reason=GRAPH_MISS_REASON,
+        graph_miss_reason=encoder.graph_miss_reason,
     )
     loop.start()
     stack.callback(loop.stop)

@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
-from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.distributed import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -28,9 +33,6 @@ from producer.errors import UnsupportedModelError
 from producer.runner.fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)
-
-GRAPH_MISS_REASON = "no_device"
-"""Why no step replays a captured graph yet: without a CUDA device every step runs eagerly."""
 
 
 class VllmEncoder:
@@ -78,6 +80,11 @@ class VllmEncoder:
         self._decoder = MsgpackDecoder(MultiModalKwargsItem)
 
     @property
+    def graph_miss_reason(self) -> str:
+        """Why no step replays a captured graph: there is no device for one, or none is captured yet."""
+        return "no_device" if self.device.type == "cpu" else "not_captured"
+
+    @property
     def dtype(self) -> str:
         """Element type of the embeddings."""
         return str(self.model_config.dtype).removeprefix("torch.")
@@ -121,6 +128,12 @@ class VllmEncoder:
                 outputs += group
         return outputs
 
+    def close(self) -> None:
+        """Ends the process group; after the last `encode`."""
+        destroy_model_parallel()
+        destroy_distributed_environment()
+        self._rendezvous.cleanup()
+
     def _encodable(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """Those of `wanted` that a consumer can take by metadata alone, as the model's data parser declares."""
         if not self.model_config.is_multimodal_model:
@@ -148,9 +161,9 @@ class VllmEncoder:
             from vllm.v1.worker.workspace import init_workspace_manager
 
             init_workspace_manager(self.device)
-        with tempfile.TemporaryDirectory() as folder:
-            init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, backend)
-            initialize_model_parallel(1, 1)
+        self._rendezvous = tempfile.TemporaryDirectory(prefix="ec-producer-")
+        init_distributed_environment(1, 0, f"file://{self._rendezvous.name}/rendezvous", 0, backend)
+        initialize_model_parallel(1, 1)
 
     def _folder(self) -> Path:
         folder = Path(self.model_config.model)
