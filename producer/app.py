@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -38,6 +39,9 @@ from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import add_EncoderCacheServicer_to_server
 
+if TYPE_CHECKING:
+    from producer.runner.encoder import VllmEncoder
+
 logger = logging.getLogger(__name__)
 
 _WARM_UP_TIMEOUT_S = 120.0
@@ -63,7 +67,19 @@ async def serve(config: ServeConfig) -> None:
         _watch(pool, metrics)
         outlets = _open_outlets(config, region, stack)
         files = _open_files(config, pool)
-        model, admission = _start_encoder(config, region, pool, files, metrics, stack)
+        encoder, model, preprocessor = _start_encoder(config, region, metrics, stack)
+        loop = _start_steps(config, encoder, pool, metrics, stack)
+        admission = Admission(
+            pool,
+            preprocessor.prepare,
+            loop.submit,
+            fingerprint=model.fingerprint,
+            modalities=model.modalities,
+            max_queue_items=config.max_queue_items,
+            max_item_bytes=config.max_item_bytes,
+            metrics=metrics,
+            also=files.ensure if files else None,
+        )
         stop = _stop_signal()
         width = await _warm_up(admission, pool, model)
         place = ShmOutlet(region).place
@@ -147,13 +163,8 @@ def _open_files(config: ServeConfig, pool: EmbeddingPool) -> FileOutlet | None:
 
 
 def _start_encoder(
-    config: ServeConfig,
-    region: SharedRegion,
-    pool: EmbeddingPool,
-    files: FileOutlet | None,
-    metrics: Metrics,
-    stack: AsyncExitStack,
-) -> tuple[ModelInfo, Admission]:
+    config: ServeConfig, region: SharedRegion, metrics: Metrics, stack: AsyncExitStack
+) -> "tuple[VllmEncoder, ModelInfo, Preprocessor]":
     """Loads the model, while the preprocessing processes start beside it."""
     from producer.preprocess_worker import MODALITIES as decodable
     from producer.runner.encoder import VllmEncoder
@@ -178,6 +189,12 @@ def _start_encoder(
     metrics.info.info(
         {"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **model.versions}
     )
+    return encoder, model, preprocessor
+
+
+def _start_steps(
+    config: ServeConfig, encoder: "VllmEncoder", pool: EmbeddingPool, metrics: Metrics, stack: AsyncExitStack
+) -> StepLoop:
     loop = StepLoop(
         encoder.encode,
         Publisher(pool, metrics).publish,
@@ -188,18 +205,7 @@ def _start_encoder(
     )
     loop.start()
     stack.callback(loop.stop)
-    admission = Admission(
-        pool,
-        preprocessor.prepare,
-        loop.submit,
-        fingerprint=model.fingerprint,
-        modalities=model.modalities,
-        max_queue_items=config.max_queue_items,
-        max_item_bytes=config.max_item_bytes,
-        metrics=metrics,
-        also=files.ensure if files else None,
-    )
-    return model, admission
+    return loop
 
 
 async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) -> int:
