@@ -1,10 +1,6 @@
-"""Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath.
-
-A call that found no connection is tried again, a few times and with growing pauses, as gRPC does by itself.
-"""
+"""Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath."""
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,26 +11,10 @@ from google.rpc import error_details_pb2, status_pb2
 from consumer_shim.tickets import PullTicket
 from producer.transport.base import BlockDescriptor
 from producer.wire.block import read_block
-from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, WIRE_VERSION
+from producer.wire.contract import GRPC_TRANSPORT, WIRE_VERSION
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
 
-_SERVICE_CONFIG = {
-    "methodConfig": [
-        {
-            "name": [{"service": SERVICE_NAME}],
-            "retryPolicy": {
-                "maxAttempts": 3,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ],
-    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
-}
-"""Every call may be made twice: an encode is found in the pool then, and a lease that nobody heard of expires."""
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
@@ -42,7 +22,7 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.enable_retries", 0),  # a call whose producer died during a retry was seen to end by its deadline only
 )
 
 
