@@ -82,7 +82,7 @@ async def serve(config: ServeConfig) -> None:
         )
         stop = _stop_signal()
         width = await _warm_up(admission, pool, model)
-        place = ShmOutlet(region).place
+        place = outlets[SHM_TRANSPORT].describe().peer
         info = _model_info(config, model, epoch=epoch, width=width, address=address, shared_memory=place)
         add_EncoderCacheServicer_to_server(Servicer(admission, pool, outlets, info, metrics), server)
         statuses = _add_health(server)
