@@ -1,7 +1,8 @@
 """Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,14 +80,21 @@ class Producer:
         with _producer_errors():
             return self.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout_s)
 
-    def encode(self, items: Sequence[pb.MediaItem], timeout_s: float) -> list[pb.Ticket | ProducerError]:
+    def encode(
+        self, items: Sequence[pb.MediaItem], timeout_s: float, *, settings: Mapping[str, Any] | None = None
+    ) -> list[pb.Ticket | ProducerError]:
         """One outcome an item, in order.
+
+        Args:
+            items: what to encode.
+            timeout_s: seconds for all of it.
+            settings: `mm_processor_kwargs` and `media_io_kwargs` that the producer must have; not compared by default.
 
         Raises:
             ProducerError: the call as a whole failed.
         """
         with _producer_errors():
-            return outcomes(self.stub.Encode(pb.EncodeRequest(items=items), timeout=timeout_s))
+            return outcomes(self.stub.Encode(_request(items, settings), timeout=timeout_s))
 
     def encode_stream(
         self, items: Iterable[pb.MediaItem], timeout_s: float
@@ -183,10 +191,12 @@ class AsyncProducer:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub: Any = EncoderCacheStub(self._channel)
 
-    async def encode(self, items: Sequence[pb.MediaItem], timeout_s: float) -> list[pb.Ticket | ProducerError]:
+    async def encode(
+        self, items: Sequence[pb.MediaItem], timeout_s: float, *, settings: Mapping[str, Any] | None = None
+    ) -> list[pb.Ticket | ProducerError]:
         """As `Producer.encode`."""
         with _producer_errors():
-            return outcomes(await self._stub.Encode(pb.EncodeRequest(items=items), timeout=timeout_s))
+            return outcomes(await self._stub.Encode(_request(items, settings), timeout=timeout_s))
 
     async def release(self, lease_id: str, timeout_s: float) -> None:
         """As `Producer.release`."""
@@ -196,6 +206,11 @@ class AsyncProducer:
     async def close(self) -> None:
         """Ends the channel; calls in flight fail."""
         await self._channel.close()
+
+
+def _request(items: Sequence[pb.MediaItem], settings: Mapping[str, Any] | None) -> pb.EncodeRequest:
+    expected = {name: json.dumps(value or {}) for name, value in (settings or {}).items()}
+    return pb.EncodeRequest(items=items, settings=expected)
 
 
 def outcomes(response: pb.EncodeResponse) -> list[pb.Ticket | ProducerError]:

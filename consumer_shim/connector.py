@@ -20,12 +20,14 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ECConnectorOutput
 
+from consumer_shim import plugin
 from consumer_shim.config import ShimConfig
 from consumer_shim.landing import Landing
 from consumer_shim.reasons import ReasonServer
 from consumer_shim.scheduler import Load, RequestItem, SchedulerSide
 from consumer_shim.tickets import PullTicket, from_params
 from consumer_shim.worker import WorkerSide
+from producer.wire.families import EXTRA_FIELDS, embedding_width, num_deepstack_levels
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -61,17 +63,19 @@ class ECProducerConnector(ECConnectorBase):
         if transfer.ec_role != "ec_consumer":
             raise ValueError(f"ec_role is {transfer.ec_role!r}; ECProducerConnector serves 'ec_consumer' only")
         config = ShimConfig.from_extra_config(transfer.ec_connector_extra_config)
+        model_config = vllm_config.model_config
+        if num_deepstack_levels(model_config.hf_config) and not plugin.is_installed():
+            raise ValueError("this model needs vLLM's plugin 'ec_producer' (DeepStack); VLLM_PLUGINS leaves it out")
         if role is ECConnectorRole.WORKER:
             self._worker = WorkerSide(torch.device(current_platform.device_type))
             return
-        model_config = vllm_config.model_config
         self._resolver = PlaceholderMetadataResolver(model_config)
         self._landing = Landing(config)
         self._scheduler = SchedulerSide(
             self._landing.store,
             self._landing.start,
             addresses=config.producers,
-            width=model_config.get_inputs_embeds_size(),
+            width=embedding_width(model_config.hf_config, model_config.get_inputs_embeds_size()),
             dtype=str(model_config.dtype).removeprefix("torch."),
             pull_timeout_s=config.pull_timeout_s,
         )
@@ -112,12 +116,16 @@ class ECProducerConnector(ECConnectorBase):
                 modality=feature.modality,
                 end=feature.mm_position.offset + feature.mm_position.length,
                 num_rows=request.get_num_encoder_embeds(index),
-                is_in_band=bool(feature.data)
-                and not feature.data.keys() <= self._resolver.fields_for(feature.modality),
+                is_in_band=bool(feature.data) and not feature.data.keys() <= self._metadata_fields(feature.modality),
             )
             for index, feature in enumerate(request.mm_features)
         ]
         return items, from_params(request.ec_transfer_params)
+
+    def _metadata_fields(self, modality: str) -> set[str]:
+        """Fields that an item may bring although it has no embedding of its own."""
+        declared = self._resolver.fields_for(modality)
+        return declared | EXTRA_FIELDS.get(modality, frozenset()) if declared else set()
 
     # Worker
 

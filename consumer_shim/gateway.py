@@ -5,12 +5,14 @@ await encode_request(request, producer, timeout_s=60)   # the request can go to 
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 
 from consumer_shim.client import AsyncProducer, ProducerError
-from consumer_shim.rewrite import RequestError, apply_tickets, find_media
+from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, data_of, find_media
+from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
 _RELEASE_TIMEOUT_S = 2.0
@@ -23,10 +25,22 @@ _HTTP_STATUS = {
 """Every other status of the producer is 502: the encoder failed, not this server."""
 
 
-async def encode_request(request: dict[str, Any], producer: AsyncProducer, timeout_s: float) -> list[pb.Ticket]:
-    """Has the media of an OpenAI chat request encoded and replaces them, in place, by metadata and tickets.
+async def encode_request(
+    request: dict[str, Any],
+    producer: AsyncProducer,
+    timeout_s: float,
+    *,
+    fetch: Callable[[str, str], Awaitable[bytes]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[pb.Ticket]:
+    """Has the media of an OpenAI chat request encoded and puts what stands for them, and tickets, in their place.
 
-    The producer's `address` must be one that the vLLM which gets the request is configured with.
+    Args:
+        request: the JSON body.
+        producer: its `address` must be one that the vLLM which gets the request is configured with.
+        timeout_s: seconds for encoding.
+        fetch: the file at a URL (of a modality), for those that are no data URLs; without it they are refused.
+        settings: `mm_processor_kwargs` and `media_io_kwargs` that the producer must have.
 
     Returns:
         The tickets, in the order of the media; none if the request has none, and is as it was.
@@ -37,8 +51,9 @@ async def encode_request(request: dict[str, Any], producer: AsyncProducer, timeo
     parts = find_media(request)
     if not parts:
         return []
+    items = await asyncio.gather(*(_item(part, fetch) for part in parts))
     try:
-        outcomes = await producer.encode([part.item for part in parts], timeout_s)
+        outcomes = await producer.encode(items, timeout_s, settings=settings)
     except ProducerError as error:
         raise RequestError(_http_status(error), f"encoding at {producer.address} failed: {error}") from None
     tickets = [one for one in outcomes if isinstance(one, pb.Ticket)]
@@ -50,9 +65,15 @@ async def encode_request(request: dict[str, Any], producer: AsyncProducer, timeo
         raise RequestError(_http_status(reason), f"{modality} {index} of {len(parts)}: {reason}")
     try:
         apply_tickets(request, parts, tickets, producer.address)
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, RecursionError) as error:
         raise RequestError(502, f"the answer of producer {producer.address} makes no sense: {error}") from None
     return tickets
+
+
+async def _item(part: MediaPart, fetch: Callable[[str, str], Awaitable[bytes]] | None) -> pb.MediaItem:
+    is_inline = fetch is None or part.url.startswith("data:")
+    data = data_of(part.url) if is_inline or fetch is None else await fetch(part.url, part.modality)
+    return pb.MediaItem(modality=modality_number(part.modality), data=data)
 
 
 def _http_status(error: ProducerError) -> int:

@@ -1,6 +1,7 @@
 """ASGI middleware for `vllm serve --middleware consumer_shim.middleware.EncodeMiddleware`.
 
-A chat request's media go to a producer and are replaced by metadata and tickets. Everything else passes untouched.
+A chat request's media go to a producer and are replaced by what stands for them, and tickets. Everything else passes
+untouched.
 """
 
 import asyncio
@@ -53,11 +54,12 @@ class EncodeMiddleware:
 
     def _encoder_for(self, scope: MutableMapping[str, Any]) -> "_Encoder":
         if self._encoder is None:
-            transfer = scope["app"].state.vllm_config.ec_transfer_config
+            vllm_config = scope["app"].state.vllm_config
+            transfer = vllm_config.ec_transfer_config
             if transfer is None:
                 raise RequestError(500, "EncodeMiddleware needs --ec-transfer-config with consumer_shim.connector")
             config = ShimConfig.from_extra_config(transfer.ec_connector_extra_config)
-            self._encoder = _Encoder(config, transfer.engine_id)
+            self._encoder = _Encoder(config, transfer.engine_id, vllm_config.model_config)
         return self._encoder
 
 
@@ -166,7 +168,12 @@ class _Exchange:
 class _Encoder:
     """Sends media to producers in turn. For the event loop that made it."""
 
-    def __init__(self, config: ShimConfig, engine_id: str) -> None:
+    def __init__(self, config: ShimConfig, engine_id: str, model_config: Any) -> None:
+        from consumer_shim.fetch import Fetcher
+
+        multimodal = model_config.multimodal_config
+        self._settings = {name: getattr(multimodal, name) for name in ("mm_processor_kwargs", "media_io_kwargs")}
+        self._fetch = Fetcher(model_config, config.max_body_bytes)
         self._timeout_s = config.encode_timeout_s
         self.max_body_bytes = config.max_body_bytes
         self.engine_id = engine_id
@@ -184,7 +191,9 @@ class _Encoder:
             return body, []  # vLLM says what is wrong with it
         if not isinstance(request, dict):
             return body, []
-        tickets = await encode_request(request, next(self._producers), self._timeout_s)
+        tickets = await encode_request(
+            request, next(self._producers), self._timeout_s, fetch=self._fetch, settings=self._settings
+        )
         if not tickets:
             return body, leases_in(request)
         return json.dumps(request).encode(), [ticket.lease_id for ticket in tickets]

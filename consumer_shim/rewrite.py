@@ -1,16 +1,16 @@
 """Chat request ↔ media and tickets: pure translation of the JSON body."""
 
 import base64
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from consumer_shim.tickets import PullTicket, from_params, to_params
-from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
-_EMBEDS = {"image": "image_embeds"}
-"""The content part that carries a modality's metadata, by modality."""
+_MODALITIES = {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
+"""The modality of a content part that brings media, by the part's type."""
 _UNSUPPORTED_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
@@ -24,16 +24,12 @@ class RequestError(Exception):
 
 @dataclass(slots=True)
 class MediaPart:
-    """A content part with media: where it stands, and the file that it holds."""
+    """A content part with media: where it stands, and the URL of its file."""
 
     content: list[Any] = field(repr=False)
     index: int
     modality: str
-    data: bytes = field(repr=False)
-
-    @property
-    def item(self) -> pb.MediaItem:
-        return pb.MediaItem(modality=modality_number(self.modality), data=self.data)
+    url: str = field(repr=False)
 
 
 def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
@@ -44,12 +40,13 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
     """
     found = list(_content_parts(body))
     parts = [
-        MediaPart(content, index, "image", _data(part["image_url"]))
+        MediaPart(content, index, _MODALITIES[kind], _url(part[kind], kind))
         for content, index, part in found
-        if part.get("type", "image_url") == "image_url" and "image_url" in part
+        if (kind := _kind(part)) is not None
     ]
-    if parts and any(part.get("type") == "image_embeds" for _, _, part in found):
-        raise RequestError(400, "a request may carry image_url or image_embeds parts, not both")
+    modalities = {part.modality for part in parts}
+    for modality in modalities & {str(part.get("type")).removesuffix("_embeds") for _, _, part in found}:
+        raise RequestError(400, f"a request may carry {modality} media or {modality}_embeds parts, not both")
     for name in _UNSUPPORTED_FIELDS if parts else ():
         if body.get(name):
             raise RequestError(
@@ -59,7 +56,7 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
 
 
 def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Sequence[pb.Ticket], address: str) -> None:
-    """Replaces each media part of `body` by its ticket's metadata, in place.
+    """Replaces each media part of `body` by the content part of its ticket, in place.
 
     Args:
         body: the request.
@@ -75,10 +72,7 @@ def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Seq
     if not isinstance(params, dict):
         raise RequestError(400, "ec_transfer_params is not an object")
     pulls = [PullTicket.from_message(ticket, address) for ticket in tickets]
-    replacements = [
-        {"type": _EMBEDS[part.modality], _EMBEDS[part.modality]: _metadata(ticket), "uuid": ticket.key}
-        for part, ticket in zip(parts, tickets, strict=True)
-    ]
+    replacements = [_stand_in(ticket) for ticket in tickets]
     for part, replacement in zip(parts, replacements, strict=True):
         part.content[part.index] = replacement
     body["ec_transfer_params"] = {**params, **to_params(pulls)}
@@ -106,28 +100,47 @@ def _content_parts(body: Mapping[str, Any]) -> Iterator[tuple[list[Any], int, di
             yield from ((content, index, part) for index, part in enumerate(content) if isinstance(part, dict))
 
 
-def _data(source: Any) -> bytes:
+def _kind(part: Mapping[str, Any]) -> str | None:
+    """The type of a part that brings media; vLLM takes parts without a `type`, too."""
+    return next((kind for kind in _MODALITIES if kind in part and part.get("type", kind) == kind), None)
+
+
+def _url(source: Any, kind: str) -> str:
+    if kind == "input_audio" and isinstance(source, dict):
+        return f"data:audio/{source.get('format')};base64,{source.get('data')}"
     url = source.get("url") if isinstance(source, dict) else source
     if not isinstance(url, str) or not url:
-        raise RequestError(400, "an image_url part has no url")
+        raise RequestError(400, f"an {kind} part has no url; media must come with each request, whatever their uuid")
+    return url
+
+
+def data_of(url: str) -> bytes:
+    """The file in a data URL.
+
+    Raises:
+        RequestError: the URL is another one, or malformed.
+    """
     if not url.startswith("data:"):
-        raise RequestError(
-            400, "image_url is not a data URL; the encoder service takes media as bytes and fetches nothing"
-        )
+        raise RequestError(400, "the media are not in a data URL, and nothing is fetched here")
     header, comma, payload = url.partition(",")
     if not comma or not header.endswith(";base64"):
-        raise RequestError(400, "image_url is not a base64 data URL")
+        raise RequestError(400, "the media are not in a base64 data URL")
+    if header.startswith("data:video/jpeg"):
+        raise RequestError(400, "a video of single frames (video/jpeg) is not served; send the video's file")
     try:
         return base64.b64decode(payload, validate=True)
     except ValueError as error:
-        raise RequestError(400, f"image_url is not valid base64: {error}") from None
+        raise RequestError(400, f"the media's data URL is not valid base64: {error}") from None
 
 
-def _metadata(ticket: pb.Ticket) -> dict[str, Any]:
-    return {name: _nested(array) for name, array in ticket.metadata.items()}
-
-
-def _nested(array: pb.NumberArray) -> Any:
-    """The array as vLLM takes it in JSON: numbers, flat."""
-    values: list[int] | list[float] = list(array.ints) or list(array.floats)
-    return values if array.shape else values[0]
+def _stand_in(ticket: pb.Ticket) -> dict[str, Any]:
+    """The ticket's content part; ValueError for one that would have vLLM fetch something or go by another name."""
+    part = json.loads(ticket.content_part)
+    if not isinstance(part, dict) or part.get("uuid") != ticket.key:
+        raise ValueError("the content part of a ticket does not go by its key")
+    kind = part.get("type")
+    if kind == "image_url" and str(_url(part.get(kind), kind)).startswith("data:"):
+        return part
+    if isinstance(kind, str) and kind.endswith("_embeds"):
+        return part
+    raise ValueError(f"the content part of a ticket is of type {str(kind)[:40]}")

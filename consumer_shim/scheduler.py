@@ -7,7 +7,7 @@ hold is not relied on, since it can evict within one scheduling pass. All method
 import itertools
 import logging
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -292,15 +292,23 @@ class SchedulerSide:
 
 
 def _pair(items: Sequence[RequestItem], tickets: Sequence[PullTicket]) -> list[tuple[RequestItem, PullTicket | None]]:
-    """Each item with its ticket, None where it brings a tensor: the nth of a modality has the nth of that modality."""
+    """Each item with its ticket, None where it brings its own tensor: the nth with the nth of its modality.
+
+    Where there are as many tickets as items, tensors only stand in for what the tickets name.
+    """
     waiting: defaultdict[str, deque[PullTicket]] = defaultdict(deque)
     for ticket in tickets:
         waiting[ticket.modality].append(ticket)
+    counts = Counter(item.modality for item in items)
+    all_by_ticket = {modality for modality, count in counts.items() if len(waiting[modality]) == count}
     pairs: list[tuple[RequestItem, PullTicket | None]] = []
     for item in items:
-        if not item.is_in_band and not waiting[item.modality]:
+        if item.is_in_band and item.modality not in all_by_ticket:
+            pairs.append((item, None))
+        elif waiting[item.modality]:
+            pairs.append((item, waiting[item.modality].popleft()))
+        else:
             raise ValueError(f"{item.modality} {item.identifier[:16]} brings neither an embedding nor a ticket for one")
-        pairs.append((item, None if item.is_in_band else waiting[item.modality].popleft()))
     if any(waiting.values()):
         raise ValueError("the request has more tickets than media")
     return pairs

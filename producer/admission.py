@@ -1,12 +1,13 @@
 """Who may have work done: permits, shared encodes, cancellation. Runs on the event loop."""
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from producer.core import Lease, MediaItem, PreparedItem
+from producer.core import DecodedForm, Lease, MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InvalidItemError, NotFoundError, OverloadedError, UnavailableError
 from producer.metrics import Metrics
@@ -14,6 +15,8 @@ from producer.wire.content_key import content_key
 from producer.wire.contract import Reason
 
 _HASH_INLINE_BYTES = 1 << 20
+_DECODED = {"image": (3, 1), "video": (4, 1), "audio": (1, 4)}
+"""Dimensions and bytes of an element of what a client decoded, by modality."""
 _URL = re.compile(rb"\s*(https?|ftp|file|s3|gs|data):", re.IGNORECASE)
 
 
@@ -92,7 +95,9 @@ class Admission:
             )
         if not item.data:
             raise InvalidItemError(Reason.MEDIA_EMPTY, "the item has no data")
-        if _URL.match(item.data):
+        if item.decoded is not None:
+            _check_decoded(item, item.decoded)
+        elif _URL.match(item.data):
             raise InvalidItemError(Reason.MEDIA_REFUSED, "the item is a URL; media arrive as bytes, nothing is fetched")
         if len(item.data) > self._max_item_bytes:
             raise InvalidItemError(
@@ -101,9 +106,10 @@ class Admission:
             )
 
     async def _key(self, item: MediaItem) -> str:
+        decoded = None if item.decoded is None else (item.decoded.shape, item.decoded.rate_hz)
         if len(item.data) <= _HASH_INLINE_BYTES:
-            return content_key(self._fingerprint, item.modality, item.data)
-        return await asyncio.to_thread(content_key, self._fingerprint, item.modality, item.data)
+            return content_key(self._fingerprint, item.modality, item.data, decoded)
+        return await asyncio.to_thread(content_key, self._fingerprint, item.modality, item.data, decoded)
 
     def _grant_new(self, key: str) -> Lease:
         try:
@@ -157,3 +163,16 @@ class Admission:
         if self._works.get(key) is work:
             del self._works[key]
             self._metrics.queue_items.set(len(self._works))
+
+
+def _check_decoded(item: MediaItem, form: DecodedForm) -> None:
+    """Refuses a form that the bytes do not have, before anything is computed from it."""
+    dimensions, element_bytes = _DECODED[item.modality]
+    expected = math.prod(form.shape) * element_bytes
+    if len(form.shape) != dimensions or (dimensions > 1 and form.shape[-1] != 3) or expected != len(item.data):
+        shape = "x".join(map(str, form.shape[:8]))
+        raise InvalidItemError(
+            Reason.MEDIA_UNREADABLE, f"a decoded {item.modality} of shape {shape} does not have {len(item.data)} bytes"
+        )
+    if item.modality != "image" and not 0 < form.rate_hz < math.inf:
+        raise InvalidItemError(Reason.MEDIA_UNREADABLE, f"rate_hz is {form.rate_hz}; expected more than 0")

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import io
 import logging
 import os
 import secrets
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from PIL import Image
 from prometheus_client import start_http_server
 
 from producer.admission import Admission
 from producer.config import ServeConfig, split_address
-from producer.core import MediaItem, ModelInfo
+from producer.core import ModelInfo
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import ServiceError, UnsupportedModelError
 from producer.file_outlet import FileOutlet
@@ -81,10 +79,11 @@ async def serve(config: ServeConfig) -> None:
             also=files.ensure if files else None,
         )
         stop = _stop_signal()
-        width = await _warm_up(admission, pool, model)
+        await _warm_up(admission, pool, model)
         place = outlets[SHM_TRANSPORT].describe().peer
-        info = _model_info(config, model, epoch=epoch, width=width, address=address, shared_memory=place)
-        add_EncoderCacheServicer_to_server(Servicer(admission, pool, outlets, info, metrics), server)
+        info = _model_info(config, model, epoch=epoch, address=address, shared_memory=place)
+        servicer = Servicer(admission, pool, outlets, info, metrics, settings=config.media_settings)
+        add_EncoderCacheServicer_to_server(servicer, server)
         statuses = _add_health(server)
         await server.start()
         await _report(statuses, health_pb2.HealthCheckResponse.SERVING)
@@ -166,7 +165,7 @@ def _start_encoder(
     config: ServeConfig, region: SharedRegion, metrics: Metrics, stack: AsyncExitStack
 ) -> "tuple[VllmEncoder, ModelInfo, Preprocessor]":
     """Loads the model, while the preprocessing processes start beside it."""
-    from producer.preprocess_worker import MODALITIES as decodable
+    from producer.decode import MODALITIES
     from producer.runner.encoder import VllmEncoder
     from producer.runner.pinned import pinned
 
@@ -178,9 +177,11 @@ def _start_encoder(
         trust_remote_code=config.trust_remote_code,
         mm_processor_kwargs=config.mm_processor_kwargs,
         media_io_kwargs=config.media_io_kwargs,
-        modalities=decodable,
+        modalities=MODALITIES,
     )
-    preprocessor = Preprocessor(encoder.model_config, config.preprocess_workers, max_rows=config.max_item_rows)
+    preprocessor = Preprocessor(
+        encoder.model_config, encoder.forms, config.preprocess_workers, max_rows=config.max_item_rows
+    )
     stack.callback(preprocessor.close)
     preprocessor.start()
     model = encoder.load()
@@ -208,33 +209,32 @@ def _start_steps(
     return loop
 
 
-async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) -> int:
-    """Encodes one image through every stage, so that 'ready' means that an encode works. Returns the width."""
-    file = io.BytesIO()
-    Image.new("RGB", (224, 224), "grey").save(file, "PNG")
-    item = MediaItem(modality="image", data=file.getvalue())
-    try:
-        lease = await asyncio.wait_for(admission.encode(item), _WARM_UP_TIMEOUT_S)
-    except (ServiceError, asyncio.TimeoutError) as error:
-        raise UnsupportedModelError(f"model {model.model}: a test image cannot be encoded: {error}") from error
-    pool.release(lease.lease_id)
-    width = lease.info.shape.width
-    if width != model.input_width:
-        raise UnsupportedModelError(
-            f"model {model.model}: its embeddings have {width} elements a row, its language model takes"
-            f" {model.input_width}; such models (DeepStack) are not served"
-        )
-    return width
+async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) -> None:
+    """Encodes an item of each modality through every stage, so that 'ready' means that an encode works."""
+    from producer.decode import sample
+
+    for modality in model.modalities:
+        try:
+            lease = await asyncio.wait_for(admission.encode(sample(modality)), _WARM_UP_TIMEOUT_S)
+        except (ServiceError, asyncio.TimeoutError) as error:
+            raise UnsupportedModelError(f"model {model.model}: a test {modality} cannot be encoded: {error}") from error
+        pool.release(lease.lease_id)
+        width = lease.info.shape.width
+        if width != model.width:
+            raise UnsupportedModelError(
+                f"model {model.model}: its {modality} embeddings have {width} elements a row, its language model takes"
+                f" {model.width}"
+            )
 
 
 def _model_info(
-    config: ServeConfig, model: ModelInfo, *, epoch: int, width: int, address: str, shared_memory: str
+    config: ServeConfig, model: ModelInfo, *, epoch: int, address: str, shared_memory: str
 ) -> pb.GetModelInfoResponse:
     return pb.GetModelInfoResponse(
         model=model.model,
         fingerprint=model.fingerprint,
         dtype=model.dtype,
-        modalities=[pb.ModalityInfo(modality=modality_number(name), width=width) for name in model.modalities],
+        modalities=[pb.ModalityInfo(modality=modality_number(name), width=model.width) for name in model.modalities],
         limits=pb.Limits(
             max_items_per_request=config.max_items_per_request,
             max_item_bytes=config.max_item_bytes,

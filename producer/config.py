@@ -129,6 +129,11 @@ class ServeConfig:
         return {"nixl": {"devices": self.nixl_devices}, "mooncake": mooncake}
 
     @property
+    def media_settings(self) -> dict[str, dict[str, Any]]:
+        """What decides how media are decoded and processed; both ends of a deployment need the same."""
+        return {"mm_processor_kwargs": self.mm_processor_kwargs, "media_io_kwargs": self.media_io_kwargs}
+
+    @property
     def max_message_bytes(self) -> int:
         """Largest gRPC message that the limits allow: every item at its largest, to 1 GiB in all."""
         return min(self.max_items_per_request * self.max_item_bytes, 1 << 30) + (1 << 16)

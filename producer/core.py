@@ -5,24 +5,27 @@ from typing import Any
 
 from producer.wire.block import EmbeddingShape
 
-Metadata = dict[str, "NumberArray"]
-"""A model's placeholder metadata by field, e.g. `image_grid_thw`."""
+ContentPart = dict[str, Any]
+"""What stands for a media item in a chat request to vLLM, but for its uuid."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumberArray:
-    """A small array of numbers: `shape` () is a scalar; `values` is row-major, all int or all float."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedForm:
+    """What bytes are that a client decoded: row-major uint8 RGB, or float32 samples of one channel."""
 
     shape: tuple[int, ...]
-    values: tuple[int | float, ...]
+    """Image: height, width, 3. Video: frames, height, width, 3. Audio: samples."""
+    rate_hz: float
+    """Frames or samples a second; 0 for an image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaItem:
-    """What a client sent: an encoded media file of `modality`."""
+    """What a client sent: an encoded media file of `modality`, or what it decoded of one."""
 
     modality: str
     data: bytes = field(repr=False)
+    decoded: DecodedForm | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +35,7 @@ class PreparedItem:
     key: str
     modality: str
     num_rows: int
-    metadata: Metadata
+    content_part: ContentPart
     inputs: Any = field(repr=False)
     mm_hash: str = ""
 
@@ -43,7 +46,7 @@ class EmbeddingInfo:
 
     modality: str
     shape: EmbeddingShape
-    metadata: Metadata
+    content_part: ContentPart
     mm_hash: str = ""
     """vLLM's own hash of the media; another than the content key."""
 
@@ -69,7 +72,7 @@ class ModelInfo:
     model: str
     fingerprint: str  # 64 hex digits
     dtype: str
-    input_width: int
+    width: int
     """Elements of a row that the language model takes."""
     modalities: tuple[str, ...]
     versions: dict[str, str]

@@ -1,17 +1,28 @@
 """Between our records and the generated messages: pure translation."""
 
+import json
+
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from producer.core import Lease, Metadata, NumberArray
+from producer.core import DecodedForm, Lease, MediaItem
 from producer.errors import STATUS_CODES, OverloadedError, ServiceError
 from producer.wire.contract import ERROR_DOMAIN
-from producer.wire.modality import modality_number
+from producer.wire.modality import modality_name, modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
 _RETRY_DELAY_S = 0.1
+
+
+def media_item(item: pb.MediaItem) -> MediaItem:
+    """What a client sent."""
+    modality = modality_name(item.modality)
+    if not item.HasField("decoded"):
+        return MediaItem(modality=modality, data=item.data)
+    form = DecodedForm(shape=tuple(item.decoded.shape), rate_hz=item.decoded.rate_hz)
+    return MediaItem(modality=modality, data=item.decoded.data, decoded=form)
 
 
 def ticket(lease: Lease, *, epoch: str, lease_s: float, address: str) -> pb.Ticket:
@@ -23,7 +34,7 @@ def ticket(lease: Lease, *, epoch: str, lease_s: float, address: str) -> pb.Tick
         num_rows=shape.num_rows,
         width=shape.width,
         dtype=shape.dtype,
-        metadata=_metadata(lease.info.metadata),
+        content_part=json.dumps({**lease.info.content_part, "uuid": lease.key}),
         epoch=epoch,
         lease_id=lease.lease_id,
         lease_ttl=duration(lease_s),
@@ -57,13 +68,3 @@ def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) 
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
-
-
-def _metadata(metadata: Metadata) -> dict[str, pb.NumberArray]:
-    return {name: _numbers(array) for name, array in metadata.items()}
-
-
-def _numbers(array: NumberArray) -> pb.NumberArray:
-    if all(isinstance(value, int) for value in array.values):
-        return pb.NumberArray(shape=array.shape, ints=[int(value) for value in array.values])
-    return pb.NumberArray(shape=array.shape, floats=array.values)

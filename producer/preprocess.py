@@ -7,6 +7,7 @@ import asyncio
 import logging
 import multiprocessing
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -25,9 +26,17 @@ _ATTEMPTS = 2
 class Preprocessor:
     """Owns the processes. All methods are for the event loop's thread."""
 
-    def __init__(self, model_config: Any, num_workers: int, *, max_rows: int) -> None:
-        """A pool of `num_workers` processes for `model_config`; items of more than `max_rows` rows are refused."""
+    def __init__(self, model_config: Any, forms: Mapping[str, str], num_workers: int, *, max_rows: int) -> None:
+        """A pool of `num_workers` processes for `model_config`; items of more than `max_rows` rows are refused.
+
+        Args:
+            model_config: vLLM's.
+            forms: by modality, the form of the content part that stands for an item.
+            num_workers: processes.
+            max_rows: the largest embedding.
+        """
         self._model_config = model_config
+        self._forms = forms
         self._num_workers = num_workers
         self._max_rows = max_rows
         # The fork server is a clean process of one thread; each worker is a fork of it, so imports are paid once.
@@ -52,7 +61,7 @@ class Preprocessor:
         from producer import preprocess_worker
 
         try:
-            prepared = await self._run(preprocess_worker.prepare, item.modality, item.data)
+            prepared = await self._run(preprocess_worker.prepare, item)
         except preprocess_worker.MediaError as error:
             raise InvalidItemError(Reason.MEDIA_UNREADABLE, str(error)) from None
         except BrokenProcessPool:
@@ -70,7 +79,7 @@ class Preprocessor:
             modality=item.modality,
             mm_hash=prepared.mm_hash,
             num_rows=prepared.num_rows,
-            metadata=prepared.metadata,
+            content_part=prepared.content_part,
             inputs=prepared.inputs,
         )
 
@@ -103,5 +112,5 @@ class Preprocessor:
             self._num_workers,
             mp_context=self._context,
             initializer=preprocess_worker.start,
-            initargs=(self._model_config,),
+            initargs=(self._model_config, self._forms),
         )

@@ -5,22 +5,17 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from vllm.config import ModelConfig
-from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.media import ImageMediaIO
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from producer.core import Metadata, NumberArray
+from producer.core import ContentPart, MediaItem
+from producer.decode import Decoder
+from producer.stand_in import Processor, StandIns
 
-_DECODERS: dict[str, Callable[..., Any]] = {"image": ImageMediaIO}
-"""vLLM's decoder of a media file, by modality."""
-
-MODALITIES = tuple(_DECODERS)
 _ADDRESS = re.compile(r"\s*<[^>]* at 0x[0-9a-f]+>|\s*0x[0-9a-f]{6,}|(?<!\w)/[\w./-]+")
 
 
@@ -30,7 +25,7 @@ class Prepared:
 
     mm_hash: str
     num_rows: int
-    metadata: Metadata
+    content_part: ContentPart
     inputs: list[bytearray]
 
 
@@ -39,57 +34,51 @@ class MediaError(Exception):
 
 
 class _Worker:
-    """The process's processor. One thread uses it."""
+    """The process's decoders and processor. One thread uses it."""
 
-    def __init__(self, model_config: ModelConfig) -> None:
-        self._processor = MULTIMODAL_REGISTRY.create_processor(model_config)
-        self._media_io_kwargs = model_config.multimodal_config.media_io_kwargs
+    def __init__(self, model_config: ModelConfig, forms: Mapping[str, str]) -> None:
+        self._decoder = Decoder(model_config)
+        self._processor = Processor(model_config)
+        self._stand_ins = StandIns(model_config, self._processor)
+        self._forms = forms
         self._encoder = MsgpackEncoder()
 
-    def prepare(self, modality: str, data: bytes) -> Prepared:
-        media = self._decode(modality, data)
-        processor = self._processor
+    def prepare(self, item: MediaItem) -> Prepared:
         try:
-            items = processor.info.parse_mm_data({modality: [media]})
-            output = processor(processor.dummy_inputs.get_dummy_text({modality: 1}), items)
-        except ValueError as error:
-            raise MediaError(_for_sender(f"the model's processor refuses this {modality}", error)) from None
-        item = output["mm_kwargs"][modality][0]
-        fields = processor.info.data_parser.placeholder_metadata_fields(modality)
-        return Prepared(
-            mm_hash=output["mm_hashes"][modality][0],
-            num_rows=output["mm_placeholders"][modality][0].get_num_embeds(),
-            metadata={name: _numbers(item[name].data) for name in sorted(fields)},
-            inputs=[bytearray(frame) for frame in self._encoder.encode(item)],
-        )
-
-    def _decode(self, modality: str, data: bytes) -> Any:
-        decoder = _DECODERS[modality](**self._media_io_kwargs.get(modality, {}))
-        try:
-            return decoder.load_bytes(data)
+            media = self._decoder.decode(item)
         except Exception as error:  # decoders raise what they like at hostile bytes; it is the file's fault
-            raise MediaError(_for_sender(f"the {modality} cannot be decoded", error)) from None
+            raise MediaError(_for_sender(f"the {item.modality} cannot be decoded", error)) from None
+        try:
+            processed = self._processor.process(item.modality, media)
+        except ValueError as error:
+            raise MediaError(_for_sender(f"the model's processor refuses this {item.modality}", error)) from None
+        return Prepared(
+            mm_hash=processed.mm_hash,
+            num_rows=processed.num_rows,
+            content_part=self._stand_ins.part(self._forms[item.modality], processed),
+            inputs=[bytearray(frame) for frame in self._encoder.encode(processed.kwargs)],
+        )
 
 
 _worker: _Worker
 
 
-def start(model_config: ModelConfig) -> None:
+def start(model_config: ModelConfig, forms: Mapping[str, str]) -> None:
     """Runs once in each process, before its first file."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the producer's to handle: it drains first
     threading.Thread(target=_end_with_producer, daemon=True).start()
     torch.set_num_threads(1)
-    _worker = _Worker(model_config)
+    _worker = _Worker(model_config, forms)
 
 
-def prepare(modality: str, data: bytes) -> Prepared:
-    """Decodes and preprocesses one file.
+def prepare(item: MediaItem) -> Prepared:
+    """Decodes and preprocesses one item.
 
     Raises:
-        MediaError: the file is at fault.
+        MediaError: the item is at fault.
     """
-    return _worker.prepare(modality, data)
+    return _worker.prepare(item)
 
 
 def is_ready() -> bool:
@@ -103,11 +92,6 @@ def _end_with_producer() -> None:
     assert producer is not None
     producer.join()
     os._exit(1)
-
-
-def _numbers(value: Any) -> NumberArray:
-    tensor = torch.as_tensor(value)
-    return NumberArray(shape=tuple(tensor.shape), values=tuple(tensor.flatten().tolist()))
 
 
 def _for_sender(what: str, error: BaseException) -> str:

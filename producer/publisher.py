@@ -36,5 +36,5 @@ class Publisher:
             num_rows=item.num_rows, width=embedding.shape[1], dtype=str(embedding.dtype).removeprefix("torch.")
         )
         rows = embedding.contiguous().cpu().view(torch.uint8).numpy()
-        info = EmbeddingInfo(modality=item.modality, mm_hash=item.mm_hash, shape=shape, metadata=item.metadata)
+        info = EmbeddingInfo(modality=item.modality, mm_hash=item.mm_hash, shape=shape, content_part=item.content_part)
         self._pool.put(item.key, info, memoryview(rows).cast("B"))

@@ -1,6 +1,7 @@
 """The gRPC service: messages in, messages out. No logic of its own."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -8,15 +9,14 @@ from typing import Any
 import grpc
 
 from producer.admission import Admission
-from producer.core import Lease, MediaItem
+from producer.core import Lease
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InternalError, InvalidRequestError, MismatchError, ServiceError, UnavailableError
 from producer.item_stream import ItemStream
-from producer.messages import duration, error_status, status_code, ticket
+from producer.messages import duration, error_status, media_item, status_code, ticket
 from producer.metrics import Metrics
 from producer.transport.base import Outlet, TransportError
 from producer.wire.contract import FETCH_CHUNK_BYTES, WIRE_VERSION, Reason
-from producer.wire.modality import modality_name
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer
 
@@ -35,12 +35,16 @@ class Servicer(EncoderCacheServicer):
         outlets: Mapping[str, Outlet],
         info: pb.GetModelInfoResponse,
         metrics: Metrics,
+        *,
+        settings: Mapping[str, Any],
     ) -> None:
+        """`settings` are compared with those that a client expects."""
         self._admission = admission
         self._pool = pool
         self._outlets = outlets
         self._info = info
         self._metrics = metrics
+        self._settings = settings
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
         try:
@@ -105,11 +109,18 @@ class Servicer(EncoderCacheServicer):
                 Reason.FINGERPRINT_MISMATCH,
                 f"the client expects fingerprint {request.fingerprint[:64]}, this one is {self._info.fingerprint}",
             )
+        for name, expected in request.settings.items():
+            own = json.dumps(self._settings.get(name, {}), sort_keys=True)
+            if _canonical(expected) != own:
+                raise MismatchError(
+                    Reason.SETTINGS_MISMATCH,
+                    f"{name[:64]} is {own} at the encoder service and {expected[:200]} at its client",
+                )
 
     async def _encode(self, index: int, item: pb.MediaItem, leases: list[Lease]) -> pb.ItemOutcome:
         """The one outcome of an item; its lease, if it has one, goes into `leases` too."""
         try:
-            lease = await self._admission.encode(MediaItem(modality=modality_name(item.modality), data=item.data))
+            lease = await self._admission.encode(media_item(item))
         except asyncio.CancelledError:
             self._metrics.items.labels(grpc.StatusCode.CANCELLED.name).inc()
             raise
@@ -163,6 +174,14 @@ class Servicer(EncoderCacheServicer):
         return pb.AcquireResponse(
             lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor
         )
+
+
+def _canonical(text: str) -> str:
+    """JSON in the form in which equal values are equal text; other text as it is."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
 
 
 async def _abort(context: Context, error: ServiceError) -> None:

@@ -21,7 +21,6 @@ from vllm.distributed import (
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
-from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.platforms import current_platform
@@ -31,6 +30,8 @@ from producer import __version__
 from producer.core import ModelInfo, PreparedItem
 from producer.errors import UnsupportedModelError
 from producer.runner.fingerprint import fingerprint
+from producer.stand_in import choose_forms
+from producer.wire.families import embedding_width
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class VllmEncoder:
         except (ValueError, OSError, RuntimeError) as error:
             raise UnsupportedModelError(f"model {model}: {_first_line(error)}") from error
         self.model_config = self._config.model_config
-        self.modalities = self._encodable(modalities)
+        self.forms = self._choose_forms(modalities)
         self.device = torch.device("cpu" if current_platform.is_cpu() else f"{current_platform.device_type}:0")
         self._decoder = MsgpackDecoder(MultiModalKwargsItem)
 
@@ -107,8 +108,8 @@ class VllmEncoder:
             model=self._model_name,
             fingerprint=digest,
             dtype=self.dtype,
-            input_width=self.model_config.get_inputs_embeds_size(),
-            modalities=self.modalities,
+            width=embedding_width(self.model_config.hf_config, self.model_config.get_inputs_embeds_size()),
+            modalities=tuple(self.forms),
             versions=_versions(),
             attention_backend=self._attention_backend(),
         )
@@ -134,19 +135,21 @@ class VllmEncoder:
         destroy_distributed_environment()
         self._rendezvous.cleanup()
 
-    def _encodable(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        """Those of `wanted` that a consumer can take by metadata alone, as the model's data parser declares."""
+    def _choose_forms(self, wanted: Sequence[str]) -> dict[str, str]:
+        """By modality that can be served: the form of what stands for an item in a consumer's request."""
+        known_as = f"{self._model_name} ({self.model_config.architecture})"
         if not self.model_config.is_multimodal_model:
-            raise UnsupportedModelError(f"model {self._model_name} has no multimodal encoder")
-        info = MULTIMODAL_REGISTRY.create_processor(self.model_config).info
-        known = [name for name in wanted if info.supported_mm_limits.get(name, 0) != 0]
-        served = tuple(name for name in known if info.data_parser.placeholder_metadata_fields(name))
-        if not served:
-            known_as = f"{self._model_name} ({self.model_config.architecture})"
-            raise UnsupportedModelError(
-                f"model {known_as}: vLLM takes none of {', '.join(wanted)} for it by metadata alone"
-            )
-        return served
+            raise UnsupportedModelError(f"model {known_as} has no multimodal encoder")
+        try:
+            forms, reasons = choose_forms(self.model_config, wanted)
+        except (ValueError, ImportError) as error:
+            raise UnsupportedModelError(f"model {known_as}: {_first_line(error)}") from error
+        said = [f"no {name}: {' '.join(reason.split())[:300]}" for name, reason in reasons.items()]
+        if not forms:
+            raise UnsupportedModelError(f"model {known_as} cannot be served to an LLM-only vLLM; {'; '.join(said)}")
+        served = [f"{name} by {form}" for name, form in forms.items()]
+        logger.info("model %s: %s", known_as, "; ".join(served + said))
+        return forms
 
     def _init_distributed(self) -> None:
         """vLLM's layers want a process group, of this process alone; its rendezvous is a file, so no port opens."""

@@ -1,4 +1,4 @@
-"""Chat requests with pictures, and their answers in a form that compares exactly.
+"""Chat requests with pictures, videos and sounds, and their answers in a form that compares exactly.
 
 A streamed answer and a plain one give the same `Answer`.
 """
@@ -11,14 +11,14 @@ from typing import Any
 
 import httpx
 
-from tests.kit.photos import Photo
+from tests.kit.media import Media
 from tests.kit.servers import SERVED_MODEL
 
 PATH = "/v1/chat/completions"
 MAX_TOKENS = 24
 TIMEOUT_S = 120.0
 
-Part = Photo | str
+Part = Media | str
 Request = dict[str, Any]
 
 
@@ -42,7 +42,7 @@ class ChatError(Exception):
 
 
 def chat_request(parts: Sequence[Part], *, stream: bool = False, **overrides: Any) -> Request:
-    """One user turn of pictures and texts in this order, answered greedily at a fixed length."""
+    """One user turn of media and texts in this order, answered greedily at a fixed length."""
     request: Request = {
         "model": SERVED_MODEL,
         "messages": [{"role": "user", "content": [_content(part) for part in parts]}],
@@ -59,7 +59,10 @@ def chat_request(parts: Sequence[Part], *, stream: bool = False, **overrides: An
 def _content(part: Part) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    return {"type": "image_url", "image_url": {"url": part.data_url}}
+    if part.modality == "audio":
+        return {"type": "input_audio", "input_audio": {"data": part.base64, "format": "wav"}}
+    kind = f"{part.modality}_url"
+    return {"type": kind, kind: {"url": part.data_url}}
 
 
 def ask(url: str, request: Request, *, timeout_s: float = TIMEOUT_S) -> Answer:

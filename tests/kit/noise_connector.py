@@ -1,10 +1,13 @@
 """The shim's connector, spoilt on purpose: vLLM gets seeded noise in place of each embedding.
 
+Where the environment names a file as EC_PRODUCER_NOISE_IF, it does so only while that file is there.
+
 An answer that stays the same shows that the embedding did not matter, and so that a
 comparison of answers proves nothing. Used as the `connector` of `consumer_args`; vLLM
 must find this module, so its PYTHONPATH holds the repository's root.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ import torch
 from consumer_shim.connector import ECProducerConnector
 
 SEED = 7
+SWITCH = "EC_PRODUCER_NOISE_IF"
 
 
 class NoiseConnector(ECProducerConnector):
@@ -19,7 +23,8 @@ class NoiseConnector(ECProducerConnector):
         """Load what the shim loads, then replace what is new."""
         known = set(encoder_cache)
         super().start_load_caches(encoder_cache, **kwargs)
-        for key in encoder_cache.keys() - known:
+        switch = os.environ.get(SWITCH)
+        for key in encoder_cache.keys() - known if not switch or os.path.exists(switch) else ():
             encoder_cache[key] = noise_like(encoder_cache[key])
 
 

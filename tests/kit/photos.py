@@ -5,13 +5,14 @@ Sizes differ on purpose: each gives the encoder another grid, and some are scale
 its processor while others fit as they are.
 """
 
-import base64
 import functools
 import io
-from dataclasses import dataclass
 from importlib.resources import files
+from typing import ClassVar
 
 from PIL import Image
+
+from tests.kit.media import Media
 
 # source file → longest side in pixels
 SOURCES = {
@@ -26,18 +27,10 @@ SOURCES = {
 FORMATS = {"jpg": ("JPEG", "image/jpeg"), "png": ("PNG", "image/png")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Photo:
-    name: str
-    """Subject and format, such as `coffee.jpg`."""
-    mime: str
-    data: bytes
-    """The encoded file, at most 256 pixels on its longest side."""
+class Photo(Media):
+    """At most 256 pixels on its longest side."""
 
-    @property
-    def data_url(self) -> str:
-        """The form in which an OpenAI chat request carries an image's bytes."""
-        return f"data:{self.mime};base64,{base64.b64encode(self.data).decode()}"
+    modality: ClassVar[str] = "image"
 
 
 @functools.cache
@@ -50,11 +43,12 @@ def photos() -> dict[str, Photo]:
 def _encode(source: str, longest_side: int, suffix: str) -> Photo:
     picture_format, mime = FORMATS[suffix]
     buffer = io.BytesIO()
-    _scaled(source, longest_side).save(buffer, picture_format)
+    scaled_photo(source, longest_side).save(buffer, picture_format)
     return Photo(name=f"{source.split('.')[0]}.{suffix}", mime=mime, data=buffer.getvalue())
 
 
-def _scaled(source: str, longest_side: int) -> Image.Image:
+def scaled_photo(source: str, longest_side: int) -> Image.Image:
+    """The photograph in a file of scikit-image's, no larger than asked."""
     with (files("skimage") / "data" / source).open("rb") as file:
         picture = Image.open(file).convert("RGB")
     picture.thumbnail((longest_side, longest_side))

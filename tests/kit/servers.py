@@ -131,8 +131,14 @@ class ProducerServer(Service):
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
-def consumer_args(producer_address: str, transport: str, *, connector: tuple[str, str] = SHIM_CONNECTOR) -> list[str]:
-    """The flags that make `vllm serve` LLM-only: no encoder, its images encoded by that producer."""
+def consumer_args(
+    producer_address: str,
+    transport: str,
+    *,
+    connector: tuple[str, str] = SHIM_CONNECTOR,
+    without: Sequence[str] = ("image", "video"),
+) -> list[str]:
+    """The flags that make `vllm serve` LLM-only: no encoder `without` these modalities, which that producer encodes."""
     module, class_name = connector
     transfer: dict[str, Any] = {
         "ec_connector": class_name,
@@ -141,7 +147,7 @@ def consumer_args(producer_address: str, transport: str, *, connector: tuple[str
         "ec_connector_extra_config": {"producers": [producer_address], "transport": transport},
     }
     return [
-        *("--limit-mm-per-prompt", json.dumps({"image": 0, "video": 0})),
+        *("--limit-mm-per-prompt", json.dumps(dict.fromkeys(without, 0))),
         *("--ec-transfer-config", json.dumps(transfer)),
         *("--middleware", "consumer_shim.middleware.EncodeMiddleware"),
     ]

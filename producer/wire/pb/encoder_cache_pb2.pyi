@@ -59,39 +59,99 @@ class MediaItem(google.protobuf.message.Message):
 
     MODALITY_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    DECODED_FIELD_NUMBER: builtins.int
     modality: global___Modality.ValueType
     """Kind of the item; one that GetModelInfo lists."""
     data: builtins.bytes
     """The encoded file as it is, in bytes; 1 to GetModelInfo's max_item_bytes. URLs are never fetched."""
+    @property
+    def decoded(self) -> global___DecodedMedia:
+        """What the client decoded of one, without loss."""
+
     def __init__(
         self,
         *,
         modality: global___Modality.ValueType = ...,
         data: builtins.bytes = ...,
+        decoded: global___DecodedMedia | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "modality", b"modality"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["content", b"content", "data", b"data", "decoded", b"decoded"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "data", b"data", "decoded", b"decoded", "modality", b"modality"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["content", b"content"]) -> typing.Literal["data", "decoded"] | None: ...
 
 global___MediaItem = MediaItem
+
+@typing.final
+class DecodedMedia(google.protobuf.message.Message):
+    """Pixels or samples, row-major."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    RATE_HZ_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """RGB in uint8 for image and video, one channel in little-endian float32 for audio; to max_item_bytes."""
+    rate_hz: builtins.float
+    """Frames or samples a second, above 0; of no meaning for an image."""
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Image: height, width, 3. Video: frames, height, width, 3. Audio: samples. Each at least 1."""
+
+    def __init__(
+        self,
+        *,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+        data: builtins.bytes = ...,
+        rate_hz: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "rate_hz", b"rate_hz", "shape", b"shape"]) -> None: ...
+
+global___DecodedMedia = DecodedMedia
 
 @typing.final
 class EncodeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SettingsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     ITEMS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
     fingerprint: builtins.str
     """If not empty: the fingerprint (64 hex digits) that the client expects; another one is FAILED_PRECONDITION."""
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaItem]:
         """Items to encode; 1 to GetModelInfo's max_items_per_request."""
 
+    @property
+    def settings(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Settings that the client expects: "mm_processor_kwargs" and "media_io_kwargs", each as a JSON object. Another value
+        than the producer's is FAILED_PRECONDITION; what is not named is not compared.
+        """
+
     def __init__(
         self,
         *,
         items: collections.abc.Iterable[global___MediaItem] | None = ...,
         fingerprint: builtins.str = ...,
+        settings: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "items", b"items"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "items", b"items", "settings", b"settings"]) -> None: ...
 
 global___EncodeRequest = EncodeRequest
 
@@ -195,34 +255,16 @@ class Ticket(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    @typing.final
-    class MetadataEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        @property
-        def value(self) -> global___NumberArray: ...
-        def __init__(
-            self,
-            *,
-            key: builtins.str = ...,
-            value: global___NumberArray | None = ...,
-        ) -> None: ...
-        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
-
     KEY_FIELD_NUMBER: builtins.int
     MODALITY_FIELD_NUMBER: builtins.int
     NUM_ROWS_FIELD_NUMBER: builtins.int
     WIDTH_FIELD_NUMBER: builtins.int
     DTYPE_FIELD_NUMBER: builtins.int
-    METADATA_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     LEASE_ID_FIELD_NUMBER: builtins.int
     LEASE_TTL_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    CONTENT_PART_FIELD_NUMBER: builtins.int
     key: builtins.str
     """Content key: 64 hex digits (256 bits), equal for equal media, processor settings and fingerprint."""
     modality: global___Modality.ValueType
@@ -239,10 +281,8 @@ class Ticket(google.protobuf.message.Message):
     """A lease that keeps the embedding in the pool until it is acquired; 32 hex digits."""
     address: builtins.str
     """host:port that Acquire, Fetch and Release go to."""
-    @property
-    def metadata(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___NumberArray]:
-        """The model's placeholder metadata by field, e.g. image_grid_thw = [t, h, w]."""
-
+    content_part: builtins.str
+    """A content part in JSON that stands for the item in a chat request to vLLM, with the key as its uuid."""
     @property
     def lease_ttl(self) -> google.protobuf.duration_pb2.Duration:
         """Time that lease lasts, counted from the reply; above 0."""
@@ -255,48 +295,16 @@ class Ticket(google.protobuf.message.Message):
         num_rows: builtins.int = ...,
         width: builtins.int = ...,
         dtype: builtins.str = ...,
-        metadata: collections.abc.Mapping[builtins.str, global___NumberArray] | None = ...,
         epoch: builtins.str = ...,
         lease_id: builtins.str = ...,
         lease_ttl: google.protobuf.duration_pb2.Duration | None = ...,
         address: builtins.str = ...,
+        content_part: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease_ttl", b"lease_ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "dtype", b"dtype", "epoch", b"epoch", "key", b"key", "lease_id", b"lease_id", "lease_ttl", b"lease_ttl", "metadata", b"metadata", "modality", b"modality", "num_rows", b"num_rows", "width", b"width"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "content_part", b"content_part", "dtype", b"dtype", "epoch", b"epoch", "key", b"key", "lease_id", b"lease_id", "lease_ttl", b"lease_ttl", "modality", b"modality", "num_rows", b"num_rows", "width", b"width"]) -> None: ...
 
 global___Ticket = Ticket
-
-@typing.final
-class NumberArray(google.protobuf.message.Message):
-    """A small array of numbers, row-major."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SHAPE_FIELD_NUMBER: builtins.int
-    INTS_FIELD_NUMBER: builtins.int
-    FLOATS_FIELD_NUMBER: builtins.int
-    @property
-    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Size of each dimension; none for a scalar."""
-
-    @property
-    def ints(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The elements, where they are integers."""
-
-    @property
-    def floats(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """The elements, where they are not."""
-
-    def __init__(
-        self,
-        *,
-        shape: collections.abc.Iterable[builtins.int] | None = ...,
-        ints: collections.abc.Iterable[builtins.int] | None = ...,
-        floats: collections.abc.Iterable[builtins.float] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["floats", b"floats", "ints", b"ints", "shape", b"shape"]) -> None: ...
-
-global___NumberArray = NumberArray
 
 @typing.final
 class AcquireRequest(google.protobuf.message.Message):

@@ -7,8 +7,13 @@ add a family, write a module beside this one and name its maker in `MAKERS`.
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.kit.families import qwen2_5_vl
+from tests.kit.families import gemma3, internvl, qwen2_5_vl, qwen2_audio, qwen2_vl, qwen3_vl
 
 MAKERS: dict[str, Callable[[Path], None]] = {
+    "gemma3": gemma3.make,
+    "internvl": internvl.make,
     "qwen2_5_vl": qwen2_5_vl.make,
+    "qwen2_audio": qwen2_audio.make,
+    "qwen2_vl": qwen2_vl.make,
+    "qwen3_vl": qwen3_vl.make,
 }

@@ -5,20 +5,25 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+MAX_LENGTH = 4096
+PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-def byte_tokenizer(
-    special_tokens: Sequence[str], *, eos: str, pad: str, chat_template: str, max_length: int
-) -> PreTrainedTokenizerFast:
-    """One token a byte (ids 0 to 255), then the special tokens in the given order."""
-    extra = [token for token in special_tokens if token not in (eos, pad)]
+
+def byte_tokenizer(chat_template: str, *tokens: str, **named_tokens: str) -> PreTrainedTokenizerFast:
+    """One token a byte (ids 0 to 255), then the special ones: those of a chat's turns, `tokens`, `named_tokens`.
+
+    Named are those that a family's processor asks the tokenizer for, such as `image_token`.
+    """
+    media_tokens = [*tokens, *named_tokens.values()]
     return PreTrainedTokenizerFast(
-        tokenizer_object=_byte_level(special_tokens),
-        eos_token=eos,
-        pad_token=pad,
-        additional_special_tokens=extra,
+        tokenizer_object=_byte_level([PAD, TURN_START, TURN_END, *media_tokens]),
+        eos_token=TURN_END,
+        pad_token=PAD,
+        additional_special_tokens=[TURN_START, *media_tokens],
         chat_template=chat_template,
-        model_max_length=max_length,
+        model_max_length=MAX_LENGTH,
         clean_up_tokenization_spaces=False,
+        **named_tokens,
     )
 
 

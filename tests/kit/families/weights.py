@@ -7,19 +7,22 @@ input, so a test that compares answers can tell pictures apart.
 """
 
 import torch
+from transformers import PreTrainedModel
 
 GAIN = 1.5
 BIAS_SCALE = 0.1
 EMBEDDING_SCALE = 0.5
 
 
-def seed_weights(model: torch.nn.Module, token_embedding: torch.nn.Module, seed: int) -> None:
-    """Overwrite every parameter, in the order of their names, from one seeded generator."""
+def seed_weights(model: PreTrainedModel, seed: int) -> None:
+    """Overwrite every parameter but the norms' gains, in the order of their names, from one seeded generator."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         parameter.data = _values(name, parameter, generator)
+    token_embedding = model.get_input_embeddings()
     weight = token_embedding.get_parameter("weight")
-    weight.data = torch.randn(weight.shape, generator=generator) * EMBEDDING_SCALE
+    scale = EMBEDDING_SCALE / getattr(token_embedding, "scalar_embed_scale", 1.0)  # what Gemma's multiplies by
+    weight.data = torch.randn(weight.shape, generator=generator) * scale
 
 
 def _values(name: str, parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -27,5 +30,5 @@ def _values(name: str, parameter: torch.Tensor, generator: torch.Generator) -> t
         fan_in = parameter[0].numel()
         return torch.randn(parameter.shape, generator=generator) * (GAIN / fan_in**0.5)
     if "norm" in name and name.endswith("weight"):
-        return torch.ones(parameter.shape)
+        return parameter.data  # as made: one, or zero in families that add the one themselves
     return torch.randn(parameter.shape, generator=generator) * BIAS_SCALE
