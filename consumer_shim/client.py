@@ -1,14 +1,17 @@
 """Calls to one producer: encode media, acquire, fetch and release embeddings. Plain gRPC underneath."""
 
+import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
 
+from consumer_shim.errors import ProducerError as ProducerError
+from consumer_shim.retries import Attempts
 from consumer_shim.tickets import PullTicket
 from producer.transport.base import BlockDescriptor
 from producer.wire.block import read_block
@@ -25,33 +28,6 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 """No retry policy: with one, a pull whose producer was killed was seen to end by its deadline only."""
-
-
-class ProducerError(Exception):
-    """A producer refused or failed. `code` is the gRPC status, `reason` the stable one of `google.rpc.ErrorInfo`."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
-
-    @classmethod
-    def from_status(cls, status: status_pb2.Status) -> "ProducerError":
-        """The error of one item."""
-        code = next((code for code in grpc.StatusCode if code.value[0] == status.code), grpc.StatusCode.UNKNOWN)
-        return cls(code, _reason(status), status.message)
-
-    @classmethod
-    def from_call(cls, error: grpc.RpcError) -> "ProducerError":
-        """The error of a whole call."""
-        metadata: Any = error.trailing_metadata() or ()
-        details = dict(metadata).get("grpc-status-details-bin", b"")
-        return cls(error.code(), _reason(status_pb2.Status.FromString(details)), error.details() or error.code().name)
-
-
-def _reason(status: status_pb2.Status) -> str:
-    info = error_details_pb2.ErrorInfo()
-    return next((info.reason for detail in status.details if detail.Unpack(info)), "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +59,7 @@ class Producer:
     def encode(
         self, items: Sequence[pb.MediaItem], timeout_s: float, *, settings: Mapping[str, Any] | None = None
     ) -> list[pb.Ticket | ProducerError]:
-        """One outcome an item, in order.
+        """One outcome an item, in order. What had no room, or reached nobody, is sent again within the time.
 
         Args:
             items: what to encode.
@@ -93,8 +69,18 @@ class Producer:
         Raises:
             ProducerError: the call as a whole failed.
         """
-        with _producer_errors():
-            return outcomes(self.stub.Encode(_request(items, settings), timeout=timeout_s))
+        attempts = Attempts(items, timeout_s)
+        while True:
+            try:
+                with _producer_errors():
+                    response = self.stub.Encode(_request(attempts.items, settings), timeout=attempts.left_s)
+            except ProducerError as error:
+                delay_s = attempts.failed(error)
+            else:
+                delay_s = attempts.take(outcomes(response))
+            if delay_s is None:
+                return attempts.outcomes
+            time.sleep(delay_s)
 
     def encode_stream(
         self, items: Iterable[pb.MediaItem], timeout_s: float
@@ -195,8 +181,18 @@ class AsyncProducer:
         self, items: Sequence[pb.MediaItem], timeout_s: float, *, settings: Mapping[str, Any] | None = None
     ) -> list[pb.Ticket | ProducerError]:
         """As `Producer.encode`."""
-        with _producer_errors():
-            return outcomes(await self._stub.Encode(_request(items, settings), timeout=timeout_s))
+        attempts = Attempts(items, timeout_s)
+        while True:
+            try:
+                with _producer_errors():
+                    response = await self._stub.Encode(_request(attempts.items, settings), timeout=attempts.left_s)
+            except ProducerError as error:
+                delay_s = attempts.failed(error)
+            else:
+                delay_s = attempts.take(outcomes(response))
+            if delay_s is None:
+                return attempts.outcomes
+            await asyncio.sleep(delay_s)
 
     async def release(self, lease_id: str, timeout_s: float) -> None:
         """As `Producer.release`."""

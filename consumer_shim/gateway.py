@@ -71,9 +71,12 @@ async def encode_request(
 
 
 async def _item(part: MediaPart, fetch: Callable[[str, str], Awaitable[bytes]] | None) -> pb.MediaItem:
-    is_inline = fetch is None or part.url.startswith("data:")
-    data = data_of(part.url) if is_inline or fetch is None else await fetch(part.url, part.modality)
-    return pb.MediaItem(modality=modality_number(part.modality), data=data)
+    modality = modality_number(part.modality)
+    if isinstance(part.source, pb.DecodedMedia):
+        return pb.MediaItem(modality=modality, decoded=part.source)
+    if fetch is None or part.source.startswith("data:"):
+        return pb.MediaItem(modality=modality, data=data_of(part.source))
+    return pb.MediaItem(modality=modality, data=await fetch(part.source, part.modality))
 
 
 def _http_status(error: ProducerError) -> int:

@@ -5,9 +5,9 @@ untouched.
 """
 
 import asyncio
-import itertools
 import json
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -16,7 +16,8 @@ from consumer_shim.config import ShimConfig
 from consumer_shim.gateway import encode_request
 from consumer_shim.pull import Failure
 from consumer_shim.reasons import ask
-from consumer_shim.rewrite import RequestError, leases_in
+from consumer_shim.rewrite import RequestError, leases_in, names_media
+from producer.wire.pb import encoder_cache_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,18 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-_PATH = "/v1/chat/completions"
+_CHAT = "/v1/chat/completions"
+_TOKENIZE = "/tokenize"
+_OTHERS = (
+    *("/v1/responses", "/v1/responses/render", "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"),
+    *("/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/embeddings", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
+"""Endpoints that take media, but neither metadata nor tickets as chat completions do."""
+_RELEASE_TIMEOUT_S = 2.0
 _MAX_HELD = 64
+_ELSEWHERE = (429, 503)
+"""Refusals of one producer that another may not share: overload, and that it cannot be reached."""
 _LOST = (502, 503)
 """Failures of a pull that another encode may mend: what was to be pulled has gone, or is not the embedding."""
 
@@ -39,11 +50,12 @@ class EncodeMiddleware:
         self._encoder: _Encoder | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(_PATH):
+        path = next((path for path in (_CHAT, _TOKENIZE, *_OTHERS) if _is_at(scope, path)), None)
+        if path is None:
             await self._app(scope, receive, send)
             return
         for is_last in (False, True):  # an embedding that was lost before it was pulled is encoded again, once
-            exchange = _Exchange(self._encoder_for, scope, receive, send, may_retry=not is_last)
+            exchange = _Exchange(self._encoder_for, path, scope, receive, send, may_retry=not is_last)
             try:
                 await self._app(exchange.scope, exchange.receive, exchange.send)
             except RequestError:
@@ -78,6 +90,7 @@ class _Exchange:
     def __init__(
         self,
         encoder_for: "Callable[[MutableMapping[str, Any]], _Encoder]",
+        path: str,
         scope: MutableMapping[str, Any],
         receive: Receive,
         send: Send,
@@ -86,6 +99,7 @@ class _Exchange:
     ) -> None:
         self.scope = {**scope, "headers": list(scope["headers"])}
         self.is_lost = False
+        self._path = path
         self._may_retry = may_retry
         self._body: bytes | None = None
         self._encoder_for = encoder_for
@@ -111,7 +125,7 @@ class _Exchange:
             body = await _read_body(self._receive, encoder.max_body_bytes)
             if body is None:
                 return {"type": "http.disconnect"}
-            rewritten, self._leases = await encoder.rewrite(body)
+            rewritten, self._leases = await encoder.rewrite(self._path, body)
         except RequestError as error:
             self._refusal = error
             raise
@@ -177,9 +191,9 @@ class _Encoder:
         self._timeout_s = config.encode_timeout_s
         self.max_body_bytes = config.max_body_bytes
         self.engine_id = engine_id
-        self._producers = itertools.cycle([AsyncProducer(address) for address in config.producers])
+        self._producers = deque(AsyncProducer(address) for address in config.producers)
 
-    async def rewrite(self, body: bytes) -> tuple[bytes, list[str]]:
+    async def rewrite(self, path: str, body: bytes) -> tuple[bytes, list[str]]:
         """The body to hand on, itself if it has no media, and the leases of the tickets in it.
 
         Raises:
@@ -191,12 +205,37 @@ class _Encoder:
             return body, []  # vLLM says what is wrong with it
         if not isinstance(request, dict):
             return body, []
-        tickets = await encode_request(
-            request, next(self._producers), self._timeout_s, fetch=self._fetch, settings=self._settings
-        )
+        if path in _OTHERS:
+            if names_media([request.get("messages"), request.get("input")]):
+                raise RequestError(
+                    400, f"{path} takes no media on this server, whose encoder is elsewhere; {_CHAT} does"
+                )
+            return body, []
+        producer, tickets = await self._encode(request)
         if not tickets:
             return body, leases_in(request)
-        return json.dumps(request).encode(), [ticket.lease_id for ticket in tickets]
+        leases = [ticket.lease_id for ticket in tickets]
+        if path == _TOKENIZE:  # the prompt's length needs no embedding
+            await asyncio.gather(*(producer.release(lease, _RELEASE_TIMEOUT_S) for lease in leases))
+        return json.dumps(request).encode(), leases
+
+    async def _encode(self, request: dict[str, Any]) -> tuple[AsyncProducer, list[pb.Ticket]]:
+        """At the next producer, or where that cannot be reached or takes no more at one after it."""
+        for is_last in [False] * (len(self._producers) - 1) + [True]:
+            producer = self._producers[0]
+            self._producers.rotate(-1)
+            try:
+                return producer, await encode_request(
+                    request, producer, self._timeout_s, fetch=self._fetch, settings=self._settings
+                )
+            except RequestError as error:
+                if is_last or error.status not in _ELSEWHERE:
+                    raise
+        raise AssertionError("unreachable")
+
+
+def _is_at(scope: MutableMapping[str, Any], path: str) -> bool:
+    return bool(scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(path))
 
 
 def _whole(body: bytes) -> Message:

@@ -9,8 +9,16 @@ from typing import Any
 from consumer_shim.tickets import PullTicket, from_params, to_params
 from producer.wire.pb import encoder_cache_pb2 as pb
 
-_MODALITIES = {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
+_MODALITIES = {
+    "image_url": "image",
+    "image_pil": "image",  # offline only
+    "video_url": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
 """The modality of a content part that brings media, by the part's type."""
+_FOREIGN_TYPES = {*_MODALITIES, "input_image", "image"}
+"""Types of parts with media, of the other APIs too."""
 _UNSUPPORTED_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
@@ -24,12 +32,12 @@ class RequestError(Exception):
 
 @dataclass(slots=True)
 class MediaPart:
-    """A content part with media: where it stands, and the URL of its file."""
+    """A content part with media: where it stands, and the URL of its file, or what was decoded of one."""
 
     content: list[Any] = field(repr=False)
     index: int
     modality: str
-    url: str = field(repr=False)
+    source: str | pb.DecodedMedia = field(repr=False)
 
 
 def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
@@ -40,7 +48,7 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
     """
     found = list(_content_parts(body))
     parts = [
-        MediaPart(content, index, _MODALITIES[kind], _url(part[kind], kind))
+        MediaPart(content, index, _MODALITIES[kind], _source(part[kind], kind))
         for content, index, part in found
         if (kind := _kind(part)) is not None
     ]
@@ -53,6 +61,14 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
                 400, f"{name} cannot be set by a request here: the encoder service has settings of its own"
             )
     return parts
+
+
+def names_media(value: Any) -> bool:
+    """Whether there is a part with media anywhere in a body's `messages` or `input`, whichever API it is of."""
+    if isinstance(value, dict):
+        kind = value.get("type")
+        return (isinstance(kind, str) and kind in _FOREIGN_TYPES) or any(map(names_media, value.values()))
+    return isinstance(value, list) and any(map(names_media, value))
 
 
 def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Sequence[pb.Ticket], address: str) -> None:
@@ -103,6 +119,14 @@ def _content_parts(body: Mapping[str, Any]) -> Iterator[tuple[list[Any], int, di
 def _kind(part: Mapping[str, Any]) -> str | None:
     """The type of a part that brings media; vLLM takes parts without a `type`, too."""
     return next((kind for kind in _MODALITIES if kind in part and part.get("type", kind) == kind), None)
+
+
+def _source(source: Any, kind: str) -> str | pb.DecodedMedia:
+    if kind != "image_pil":
+        return _url(source, kind)
+    if getattr(source, "mode", None) != "RGB":
+        raise RequestError(400, f"image_pil is {str(source)[:80]}; expected a PIL image of mode RGB")
+    return pb.DecodedMedia(shape=[source.height, source.width, 3], data=source.tobytes())
 
 
 def _url(source: Any, kind: str) -> str:

@@ -110,7 +110,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _add_encode(commands: Any) -> None:
     encode = commands.add_parser("encode", help="encode media files", description="Encodes media files at a producer.")
     encode.set_defaults(run=_encode)
-    encode.add_argument("files", metavar="FILE", nargs="+", type=Path, help="image to encode")
+    encode.add_argument("files", metavar="FILE", nargs="+", type=Path, help="image, video or audio to encode")
     encode.add_argument(
         "--address",
         type=_named(_address),

@@ -1,5 +1,6 @@
 """`ec-producer encode`: a client for people. Needs no vLLM and no GPU."""
 
+import mimetypes
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -7,6 +8,7 @@ from time import perf_counter
 from consumer_shim.client import Producer, ProducerError
 from producer.safetensors_file import pack
 from producer.wire.block import EmbeddingShape
+from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
 
@@ -30,7 +32,7 @@ def encode_files(files: list[Path], address: str, folder: Path | None, timeout_s
 
 
 def _encode_file(producer: Producer, path: Path, folder: Path | None, timeout_s: float) -> None:
-    item = pb.MediaItem(modality=pb.MODALITY_IMAGE, data=path.read_bytes())
+    item = pb.MediaItem(modality=_modality(path), data=path.read_bytes())
     start = perf_counter()
     (outcome,) = producer.encode([item], timeout_s)
     elapsed_ms = (perf_counter() - start) * 1000
@@ -41,6 +43,12 @@ def _encode_file(producer: Producer, path: Path, folder: Path | None, timeout_s:
         producer.release(outcome.lease_id, timeout_s)
     else:
         _write(folder, outcome, producer.fetch(outcome, timeout_s))
+
+
+def _modality(path: Path) -> pb.Modality.ValueType:
+    """By the file's name; an image where that says nothing."""
+    kind = (mimetypes.guess_type(path)[0] or "image").partition("/")[0]
+    return modality_number(kind if kind in ("video", "audio") else "image")
 
 
 def _write(folder: Path, ticket: pb.Ticket, rows: bytes) -> None:

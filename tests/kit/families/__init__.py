@@ -7,7 +7,7 @@ add a family, write a module beside this one and name its maker in `MAKERS`.
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.kit.families import gemma3, internvl, qwen2_5_vl, qwen2_audio, qwen2_vl, qwen3_vl
+from tests.kit.families import gemma3, internvl, qwen2_5_vl, qwen2_audio, qwen2_vl, qwen3_5, qwen3_vl
 
 MAKERS: dict[str, Callable[[Path], None]] = {
     "gemma3": gemma3.make,
@@ -15,5 +15,6 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "qwen2_5_vl": qwen2_5_vl.make,
     "qwen2_audio": qwen2_audio.make,
     "qwen2_vl": qwen2_vl.make,
+    "qwen3_5": qwen3_5.make,
     "qwen3_vl": qwen3_vl.make,
 }

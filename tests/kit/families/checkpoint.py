@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
@@ -53,3 +54,13 @@ def write_checkpoint(
     for name, values in ({"processor": {}} | settings).items():
         content = values | {"processor_class": processor_class}
         (out / f"{name}_config.json").write_text(json.dumps(content, indent=1, sort_keys=True))
+
+
+def rename_weights(out: Path, prefix: str, published: str) -> None:
+    """Name weights as in a family's published checkpoints where transformers writes another prefix."""
+    path = out / "model.safetensors"
+    weights = {
+        published + name.removeprefix(prefix) if name.startswith(prefix) else name: tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(weights, path, metadata={"format": "pt"})

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-from tests.kit.families.checkpoint import text_config, write_checkpoint
+from tests.kit.families.checkpoint import rename_weights, text_config, write_checkpoint
 from tests.kit.families.template import chatml
 from tests.kit.families.tokenizer import byte_tokenizer
 
@@ -53,13 +52,4 @@ def make(out: Path) -> None:
             "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
         },
     )
-    _name_as_published(out / "model.safetensors")
-
-
-def _name_as_published(weights: Path) -> None:
-    """Published checkpoints have a level in the tower's names that transformers 5 drops and vLLM wants."""
-    renamed = {
-        name.replace("vision_tower.", "vision_tower.vision_model."): tensor
-        for name, tensor in load_file(weights).items()
-    }
-    save_file(renamed, weights, metadata={"format": "pt"})
+    rename_weights(out, "vision_tower.", "vision_tower.vision_model.")

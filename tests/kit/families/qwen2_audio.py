@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 
-from tests.kit.families.checkpoint import text_config, write_checkpoint
+from tests.kit.families.checkpoint import rename_weights, text_config, write_checkpoint
 from tests.kit.families.template import chatml
 from tests.kit.families.tokenizer import byte_tokenizer
 
@@ -34,3 +34,4 @@ def make(out: Path) -> None:
         "Qwen2AudioProcessor",
         preprocessor={"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": NUM_MEL_BINS},
     )
+    rename_weights(out, "language_model.model.model.", "language_model.model.")
