@@ -11,8 +11,8 @@ help:  ## list the targets
 $(ENV): pyproject.toml constraints.txt .ci/setup
 	@.ci/setup
 
-demo: $(ENV)  ## one image all the way, next to plain vLLM
-	@$(BIN)/python -m tests.demo
+demo: $(ENV)  ## tiny models next to plain vLLM; MODEL=qwen3_vl and TRANSPORT=nixl choose
+	@$(BIN)/python -m tests.demo $(if $(MODEL),--model $(MODEL)) $(if $(TRANSPORT),--transport $(TRANSPORT))
 
 test: check  ## the whole gate; ARGS='tests/unit -k pool' runs a part of the tests
 	$(BIN)/pytest $(ARGS)

@@ -1,9 +1,13 @@
 """Media items → what vLLM's processors take, decoded as vLLM's own server decodes them."""
 
+import io
+import math
+import wave
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from vllm.config import ModelConfig
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
@@ -12,12 +16,7 @@ from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from producer.core import DecodedForm, MediaItem
 
-_SAMPLES = {
-    "image": DecodedForm(shape=(196, 224, 3), rate_hz=0),
-    "video": DecodedForm(shape=(8, 112, 84, 3), rate_hz=4),
-    "audio": DecodedForm(shape=(16000,), rate_hz=16000),
-}
-MODALITIES = tuple(_SAMPLES)
+MODALITIES = ("image", "video", "audio")
 
 
 class Decoder:
@@ -55,11 +54,21 @@ class Decoder:
 
 
 def sample(modality: str) -> MediaItem:
-    """A small item of `modality`, to try a model with: grey, or near silence."""
-    form = _SAMPLES[modality]
-    size = int(np.prod(form.shape))
-    data = np.full(size, 1e-3, "<f4") if modality == "audio" else np.full(size, 128, np.uint8)
-    return MediaItem(modality=modality, data=data.tobytes(), decoded=form)
+    """A small item of `modality`, to try a model with: grey, or a second of near silence in a file."""
+    if modality == "audio":
+        return MediaItem(modality=modality, data=_wav(np.ones(16000, "<i2"), rate_hz=16000))
+    shape = (196, 224, 3) if modality == "image" else (8, 112, 84, 3)
+    data = bytes([128]) * math.prod(shape)
+    return MediaItem(modality=modality, data=data, decoded=DecodedForm(shape=shape, rate_hz=4))
+
+
+def _wav(samples: NDArray[np.int16], rate_hz: int) -> bytes:
+    """A file, since the libraries that read sound may be missing where a model could take it."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, rate_hz, len(samples), "NONE", ""))
+        file.writeframes(samples.tobytes())
+    return buffer.getvalue()
 
 
 def _video_metadata(num_frames: int, rate_hz: float) -> dict[str, Any]:

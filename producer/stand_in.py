@@ -119,7 +119,11 @@ def choose_forms(model_config: ModelConfig, modalities: Sequence[str]) -> tuple[
         if processor.info.supported_mm_limits.get(modality, 0) == 0:
             reasons[modality] = "the model takes none"
             continue
-        item = processor.process(modality, decoder.decode(sample(modality)))
+        try:
+            item = processor.process(modality, decoder.decode(sample(modality)))
+        except Exception as error:  # decoders and models raise what they like
+            reasons[modality] = f"a sample cannot be processed: {error}"
+            continue
         for form in ("metadata", "tensor", *(("image",) if modality == "image" else ())):
             try:
                 with _quiet():

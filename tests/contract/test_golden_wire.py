@@ -35,11 +35,11 @@ TICKET = pb.Ticket(
     num_rows=20,
     width=64,
     dtype="bfloat16",
-    metadata={"g": pb.NumberArray(shape=[3], ints=[1, 8, -1], floats=[0.5])},
     epoch="e",
     lease_id="l",
     lease_ttl=Duration(seconds=60, nanos=500_000_000),
     address="h:1",
+    content_part="{}",
 )
 DESCRIPTOR = pb.Descriptor(
     transport="grpc", address=1 << 40, length=300, generation=42, peer="p", peer_metadata=b"\x00\xff"
@@ -63,24 +63,27 @@ INFO = pb.GetModelInfoResponse(
 MESSAGES: list[tuple[Message, str]] = [
     (pb.MediaItem(modality=pb.MODALITY_IMAGE, data=b"photo"), "0801120570686f746f"),
     (
-        pb.EncodeRequest(items=[pb.MediaItem(data=b"a"), pb.MediaItem(data=b"b")], fingerprint="f"),
-        "0a031201610a03120162120166",
+        pb.MediaItem(modality=pb.MODALITY_AUDIO, decoded=pb.DecodedMedia(shape=[1], data=b"wave", rate_hz=16000)),
+        "08031a120a010112047761766519000000000040cf40",
+    ),
+    (pb.DecodedMedia(shape=[8, 300, 1, 3], data=b"rgb", rate_hz=0.5), "0a0508ac020103120372676219000000000000e03f"),
+    (
+        pb.EncodeRequest(
+            items=[pb.MediaItem(data=b"a"), pb.MediaItem(data=b"b")], fingerprint="f", settings={"m": "{}"}
+        ),
+        "0a031201610a031201621201661a070a016d12027b7d",
     ),
     (pb.EncodeStreamRequest(id=7, item=pb.MediaItem(data=b"a")), "08071203120161"),
     (pb.EncodeStreamResponse(id=7, outcome=pb.ItemOutcome(ticket=pb.Ticket(key="k"))), "080712050a030a016b"),
     (pb.EncodeResponse(outcomes=[pb.ItemOutcome(ticket=pb.Ticket(key="k"))]), "0a050a030a016b"),
     (
         pb.ItemOutcome(ticket=TICKET),
-        "0a4a0a016b1002181420402a0862666c6f6174313632200a0167121b0a0103120c0108ffffffffffffffffff011a08000000000000e03f3a016542016c4a08083c1080cab5ee015203683a31",
+        "0a2c0a016b1002181420402a0862666c6f617431363a016542016c4a08083c1080cab5ee015203683a315a027b7d",
     ),
     (pb.ItemOutcome(error=status_pb2.Status(code=3, message="m")), "1205080312016d"),
     (
         TICKET,
-        "0a016b1002181420402a0862666c6f6174313632200a0167121b0a0103120c0108ffffffffffffffffff011a08000000000000e03f3a016542016c4a08083c1080cab5ee015203683a31",
-    ),
-    (
-        pb.NumberArray(shape=[2, 300], ints=[1, -1], floats=[0.5, -2.0]),
-        "0a0302ac02120b01ffffffffffffffffff011a10000000000000e03f00000000000000c0",
+        "0a016b1002181420402a0862666c6f617431363a016542016c4a08083c1080cab5ee015203683a315a027b7d",
     ),
     (
         pb.AcquireRequest(key="k", epoch="e", lease_id="l", transport="nixl", wire_version=1),
@@ -122,6 +125,11 @@ def test_the_wire_version_is_the_blocks() -> None:
 def test_a_content_key_is_made_so() -> None:
     key = content_key("0123456789abcdef" * 4, "image", b"photo")
     assert key == "feeb547ea4487d3ae8d02fe12a50723f81291a94e29c5a52e67fcd041ca1df34"
+
+
+def test_a_content_key_of_what_was_decoded_is_made_so() -> None:
+    key = content_key("0123456789abcdef" * 4, "audio", b"waves", ((2, 10), 0.1))
+    assert key == "be7a88f9f77fb527919a39b4cf90d92bda4d42a4b605cd924f62ca30c49e871d"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from google.protobuf import descriptor_pb2
 
 from consumer_shim import middleware
 from producer import app, cli
@@ -18,8 +19,9 @@ from producer.wire.pb import encoder_cache_pb2 as pb
 ROOT = Path(__file__).parents[2]
 
 MESSAGES = {
-    "MediaItem": {"modality": 1, "data": 2},
-    "EncodeRequest": {"items": 1, "fingerprint": 2},
+    "MediaItem": {"modality": 1, "data": 2, "decoded": 3},
+    "DecodedMedia": {"shape": 1, "data": 2, "rate_hz": 3},
+    "EncodeRequest": {"items": 1, "fingerprint": 2, "settings": 3},
     "EncodeResponse": {"outcomes": 1},
     "EncodeStreamRequest": {"id": 1, "item": 2},
     "EncodeStreamResponse": {"id": 1, "outcome": 2},
@@ -30,13 +32,12 @@ MESSAGES = {
         "num_rows": 3,
         "width": 4,
         "dtype": 5,
-        "metadata": 6,
         "epoch": 7,
         "lease_id": 8,
         "lease_ttl": 9,
         "address": 10,
+        "content_part": 11,
     },
-    "NumberArray": {"shape": 1, "ints": 2, "floats": 3},
     "AcquireRequest": {"key": 1, "epoch": 2, "lease_id": 3, "transport": 4, "wire_version": 5},
     "AcquireResponse": {"lease_id": 1, "lease_ttl": 2, "descriptor": 3},
     "Descriptor": {"transport": 1, "address": 2, "length": 3, "generation": 4, "peer": 5, "peer_metadata": 6},
@@ -83,6 +84,7 @@ REASONS = {
     "MEDIA_UNREADABLE",
     "MEDIA_REFUSED",
     "FINGERPRINT_MISMATCH",
+    "SETTINGS_MISMATCH",
     "WIRE_VERSION_MISMATCH",
     "EPOCH_MISMATCH",
     "UNKNOWN_TRANSPORT",
@@ -153,6 +155,21 @@ FLAGS = {
 def test_messages_and_fields() -> None:
     kinds = pb.DESCRIPTOR.message_types_by_name
     assert {name: {field.name: field.number for field in kind.fields} for name, kind in kinds.items()} == MESSAGES
+
+
+def test_numbers_of_fields_that_went_stay_taken() -> None:
+    """A client that still sends or reads one must not be misunderstood."""
+    file = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(file)
+    taken = {kind.name: [(one.start, one.end) for one in kind.reserved_range] for kind in file.message_type}
+    assert {name: ranges for name, ranges in taken.items() if ranges} == {"Ticket": [(6, 7)]}
+
+
+def test_an_item_is_a_file_or_what_was_decoded_of_one() -> None:
+    """Setting one clears the other, in every language's stubs."""
+    kinds = pb.DESCRIPTOR.message_types_by_name.values()
+    oneofs = {f"{kind.name}.{one.name}": [field.name for field in one.fields] for kind in kinds for one in kind.oneofs}
+    assert oneofs == {"MediaItem.content": ["data", "decoded"], "ItemOutcome.outcome": ["ticket", "error"]}
 
 
 def test_modalities() -> None:

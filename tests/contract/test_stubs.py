@@ -21,13 +21,15 @@ from google.rpc import status_pb2
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb import encoder_cache_pb2_grpc
 
-ticket = pb.Ticket(key="ab", modality=pb.MODALITY_IMAGE, num_rows=20, width=64, dtype="bfloat16")
-ticket.metadata["image_grid_thw"].ints.extend([1, 8, 10])
+ticket = pb.Ticket(key="ab", modality=pb.MODALITY_IMAGE, num_rows=20, width=64, dtype="bfloat16", content_part="{}")
 ticket.lease_ttl.FromMilliseconds(1500)
 failed = pb.ItemOutcome(error=status_pb2.Status(code=3, message="not an image"))
 sent = pb.EncodeResponse(outcomes=[pb.ItemOutcome(ticket=ticket), failed])
 got = pb.EncodeResponse.FromString(sent.SerializeToString())
 assert got == sent, got
+item = pb.MediaItem(decoded=pb.DecodedMedia(shape=[4], data=bytes(16), rate_hz=0.5))
+asked = pb.EncodeRequest(items=[item], settings={"media_io_kwargs": "{}"})
+assert pb.EncodeRequest.FromString(asked.SerializeToString()) == asked
 assert [outcome.WhichOneof("outcome") for outcome in got.outcomes] == ["ticket", "error"]
 assert pb.DESCRIPTOR.name == "ec_producer/v1/encoder_cache.proto"
 assert pb.DESCRIPTOR.services_by_name["EncoderCache"].full_name == "ec_producer.v1.EncoderCache"

@@ -1,7 +1,8 @@
 """A producer in this process: real server, admission, step loop, publisher and pool, behind a real gRPC port.
 
 What it does not reproduce: vLLM. An "image" is any bytes, its rows are its bytes, and the encoder multiplies them; what
-begins with `bad` cannot be decoded. Preprocessing takes no process, the clock of leases moves when a test says so.
+begins with `bad` cannot be decoded; so with other modalities, and with what a client decoded. Preprocessing takes no
+process, the clock of leases moves when a test says so.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing_extensions import Self
 
 from consumer_shim.client import Producer, ProducerError
 from producer.admission import Admission
-from producer.core import MediaItem, NumberArray, PreparedItem
+from producer.core import MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InvalidItemError
 from producer.memory.region import SharedRegion
@@ -36,6 +37,7 @@ EPOCH = 0xABCDEF
 MAX_ITEMS = 8
 MAX_ITEM_BYTES = 1 << 16
 MAX_BATCH_ROWS = 1 << 17
+SETTINGS = {"mm_processor_kwargs": {"size": {"a": 1, "b": [2, 0.5]}, "name": "ü"}, "media_io_kwargs": {}}
 WAIT_S = 60.0
 """Longer than anything here takes: reaching it means that it never comes."""
 
@@ -85,9 +87,17 @@ class Rig:
     """The producer and its clients; as an async context manager, up inside it."""
 
     def __init__(
-        self, *, pool_bytes: int = 1 << 20, max_leases: int = 100, max_queue_items: int = 64, lease_s: float = 60.0
+        self,
+        *,
+        pool_bytes: int = 1 << 20,
+        max_leases: int = 100,
+        max_queue_items: int = 64,
+        lease_s: float = 60.0,
+        modalities: tuple[str, ...] = ("image",),
     ) -> None:
         self.now_s = 0.0
+        self.items: list[MediaItem] = []
+        """What came to preprocessing."""
         self.metrics = Metrics()
         self.device = Device()
         self._stack = AsyncExitStack()
@@ -106,7 +116,7 @@ class Rig:
             self._prepare,
             self.loop.submit,
             fingerprint=FINGERPRINT,
-            modalities=("image",),
+            modalities=modalities,
             max_queue_items=max_queue_items,
             max_item_bytes=MAX_ITEM_BYTES,
             metrics=self.metrics,
@@ -119,9 +129,8 @@ class Rig:
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         self.info = _info(self.address)
         outlets: list[Outlet] = [StreamOutlet(), BrokenOutlet("down", is_up=False), BrokenOutlet("falling", is_up=True)]
-        servicer = Servicer(
-            self.admission, self.pool, {outlet.name: outlet for outlet in outlets}, self.info, self.metrics
-        )
+        offered = {outlet.name: outlet for outlet in outlets}
+        servicer = Servicer(self.admission, self.pool, offered, self.info, self.metrics, settings=SETTINGS)
         add_EncoderCacheServicer_to_server(servicer, server)
         await server.start()
         self._stack.push_async_callback(server.stop, 0)
@@ -166,13 +175,15 @@ class Rig:
         return self.metrics.registry.get_sample_value(f"ec_producer_{name}", labels) or 0.0
 
     async def _prepare(self, key: str, item: MediaItem) -> PreparedItem:
+        self.items.append(item)
         if item.data.startswith(b"bad"):
-            raise InvalidItemError(Reason.MEDIA_UNREADABLE, "the image cannot be decoded")
+            raise InvalidItemError(Reason.MEDIA_UNREADABLE, f"the {item.modality} cannot be decoded")
         if item.data.startswith(b"unforeseen"):
             raise RuntimeError("a mistake of ours")
-        metadata = {"image_grid_thw": NumberArray(shape=(3,), values=(1, 1, len(item.data)))}
+        kind = f"{item.modality}_embeds"
+        part = {"type": kind, kind: {f"{item.modality}_grid_thw": [1, 1, len(item.data)]}}
         return PreparedItem(
-            key=key, modality=item.modality, num_rows=len(item.data), metadata=metadata, inputs=item.data
+            key=key, modality=item.modality, num_rows=len(item.data), content_part=part, inputs=item.data
         )
 
 

@@ -1,6 +1,7 @@
 """The service over a real port, called by the shim's own client: outcomes, refusals, leases, and what is dropped."""
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator
 from random import Random
@@ -69,7 +70,8 @@ async def test_an_item_gets_a_ticket(rig: Rig) -> None:
     ticket = await rig.ticket(b"photo")
     assert ticket.key == content_key(FINGERPRINT, "image", b"photo")
     assert (ticket.modality, ticket.num_rows, ticket.width, ticket.dtype) == (pb.MODALITY_IMAGE, 5, WIDTH, "float32")
-    assert list(ticket.metadata["image_grid_thw"].ints) == [1, 1, 5]
+    part = {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 1, 5]}, "uuid": ticket.key}
+    assert json.loads(ticket.content_part) == part
     assert (ticket.epoch, ticket.address) == (f"{EPOCH:016x}", rig.address)
     assert ticket.lease_ttl.ToSeconds() == 60
 

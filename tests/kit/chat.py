@@ -5,7 +5,7 @@ A streamed answer and a plain one give the same `Answer`.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,13 +99,21 @@ def _streamed(client: httpx.Client, request: Request) -> Iterator[dict[str, Any]
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     """The stream's JSON events. A stream that ends without its end mark was cut off."""
-    for line in response.iter_lines():
-        data = line.removeprefix("data: ")
-        if data == "[DONE]":
+    for line in _lines(response.iter_bytes()):
+        data = line.removeprefix(b"data: ")
+        if data == b"[DONE]":
             return
         if data:
             yield json.loads(data)
     raise ChatError(response.status_code, "the stream ended before [DONE]")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Whole lines; an answer's text may have characters that other splitters take for ends of lines."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
 
 
 def _piece(choice: dict[str, Any]) -> tuple[list[int], list[float], str]:

@@ -47,6 +47,11 @@ def videos() -> dict[str, Video]:
     return {video.name: video for video in found}
 
 
+def pan_at(fps: float) -> Video:
+    """A pan over a photograph, with the same frames at every rate."""
+    return _video(f"pan-{fps}.mp4", _pan("chelsea.png", num_frames=8, width=112, height=84), fps=fps)
+
+
 @functools.cache
 def sounds() -> dict[str, Sound]:
     """Every sound by name. They differ in length."""

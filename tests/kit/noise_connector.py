@@ -1,7 +1,5 @@
 """The shim's connector, spoilt on purpose: vLLM gets seeded noise in place of each embedding.
 
-Where the environment names a file as EC_PRODUCER_NOISE_IF, it does so only while that file is there.
-
 An answer that stays the same shows that the embedding did not matter, and so that a
 comparison of answers proves nothing. Used as the `connector` of `consumer_args`; vLLM
 must find this module, so its PYTHONPATH holds the repository's root.
@@ -13,9 +11,9 @@ from typing import Any
 import torch
 
 from consumer_shim.connector import ECProducerConnector
+from tests.kit.servers import NOISE_SWITCH
 
 SEED = 7
-SWITCH = "EC_PRODUCER_NOISE_IF"
 
 
 class NoiseConnector(ECProducerConnector):
@@ -23,7 +21,7 @@ class NoiseConnector(ECProducerConnector):
         """Load what the shim loads, then replace what is new."""
         known = set(encoder_cache)
         super().start_load_caches(encoder_cache, **kwargs)
-        switch = os.environ.get(SWITCH)
+        switch = os.environ.get(NOISE_SWITCH)
         for key in encoder_cache.keys() - known if not switch or os.path.exists(switch) else ():
             encoder_cache[key] = noise_like(encoder_cache[key])
 

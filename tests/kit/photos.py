@@ -40,6 +40,17 @@ def photos() -> dict[str, Photo]:
     return {photo.name: photo for photo in found}
 
 
+def half_clear(background: tuple[int, int, int] | None = None) -> Photo:
+    """A photograph of which one half lets the background through, or has this one."""
+    picture = scaled_photo("coffee.png", 196).convert("RGBA")
+    picture.paste((0, 0, 0, 0), (0, 0, picture.width // 2, picture.height))
+    if background is not None:
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, (*background, 255)), picture).convert("RGB")
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return Photo(name="half-clear.png", mime="image/png", data=buffer.getvalue())
+
+
 def _encode(source: str, longest_side: int, suffix: str) -> Photo:
     picture_format, mime = FORMATS[suffix]
     buffer = io.BytesIO()

@@ -21,7 +21,7 @@ LEASE_S = 60.0
 NUM_BLOCKS = 4
 """How many embeddings of `SHAPE` the pool holds: one a page."""
 SHAPE = EmbeddingShape(num_rows=4, width=8, dtype="float32")
-INFO = EmbeddingInfo(modality="image", shape=SHAPE, metadata={})
+INFO = EmbeddingInfo(modality="image", shape=SHAPE, content_part={})
 
 
 class Clock:
@@ -43,7 +43,7 @@ def rows_of(number: int) -> memoryview:
 
 
 def prepared(number: int = 0, *, num_rows: int = SHAPE.num_rows, modality: str = "image", inputs: Any = None) -> Any:
-    return PreparedItem(key=key_of(number), modality=modality, num_rows=num_rows, metadata={}, inputs=inputs)
+    return PreparedItem(key=key_of(number), modality=modality, num_rows=num_rows, content_part={}, inputs=inputs)
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float:

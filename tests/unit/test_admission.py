@@ -1,13 +1,16 @@
 """Admission: permits, shared encodes and cancellation, on one event loop."""
 
 import asyncio
+import math
+import struct
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from producer.admission import Admission
-from producer.core import Lease, MediaItem, PreparedItem
+from producer.core import DecodedForm, Lease, MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InternalError, InvalidItemError, OverloadedError, UnavailableError
 from producer.metrics import Metrics
@@ -44,7 +47,7 @@ class Stages:
             raise
         if self.error is not None:
             raise self.error
-        return PreparedItem(key=key, modality=item.modality, num_rows=4, metadata={}, inputs=None)
+        return PreparedItem(key=key, modality=item.modality, num_rows=4, content_part={}, inputs=None)
 
     def submit(self, item: PreparedItem) -> "Future[None]":
         self.submitted[item.key] = Future()
@@ -68,7 +71,7 @@ def admission(pool: EmbeddingPool, stages: Stages, metrics: Metrics) -> Admissio
         stages.prepare,
         stages.submit,
         fingerprint=FINGERPRINT,
-        modalities=("image",),
+        modalities=("image", "video"),
         max_queue_items=MAX_QUEUE_ITEMS,
         max_item_bytes=MAX_ITEM_BYTES,
         metrics=metrics,
@@ -126,7 +129,7 @@ async def test_an_item_is_encoded_and_leased(admission: Admission, stages: Stage
 @pytest.mark.parametrize(
     ("item", "reason", "message"),
     [
-        (MediaItem(modality="audio", data=b"x"), Reason.UNSUPPORTED_MODALITY, "modality audio is not served; image is"),
+        (MediaItem(modality="audio", data=b"x"), Reason.UNSUPPORTED_MODALITY, "modality audio is not served; image, video is"),
         (image(b""), Reason.MEDIA_EMPTY, "the item has no data"),
         (image(b"https://example.org/cat.png"), Reason.MEDIA_REFUSED, "media arrive as bytes, nothing is fetched"),
         (image(b"data:image/png;base64,AAAA"), Reason.MEDIA_REFUSED, "media arrive as bytes, nothing is fetched"),
@@ -164,6 +167,158 @@ async def test_a_full_queue_refuses_another_item_but_not_one_of_its_own(admissio
     stages.finish(key_of(b"1"))
     assert (await first).key == (await same).key
     await begin(admission, stages, b"3")
+
+
+# What a client decoded
+
+
+@pytest.fixture
+def open_admission(pool: EmbeddingPool, stages: Stages, metrics: Metrics) -> Admission:
+    """It lets every modality in."""
+    return Admission(
+        pool,
+        stages.prepare,
+        stages.submit,
+        fingerprint=FINGERPRINT,
+        modalities=("image", "video", "audio"),
+        max_queue_items=MAX_QUEUE_ITEMS,
+        max_item_bytes=MAX_ITEM_BYTES,
+        metrics=metrics,
+    )
+
+
+def decoded(modality: str, data: bytes, shape: tuple[int, ...], rate_hz: float = 1.0) -> MediaItem:
+    return MediaItem(modality=modality, data=data, decoded=DecodedForm(shape=shape, rate_hz=rate_hz))
+
+
+class Untouched(int):
+    """A size that nobody may calculate with: the client chose how many there are."""
+
+    def _touch(self, other: Any) -> Any:
+        raise AssertionError("calculated with before it was counted")
+
+    __mul__ = __rmul__ = __add__ = __radd__ = _touch  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        decoded("image", b"http:" + bytes(7), (2, 2, 3), 0.0),
+        decoded("image", bytes(3), (1, 1, 3), math.nan),  # of no meaning
+        decoded("video", b"data:" + bytes(13), (2, 3, 1, 3), 0.04),
+        decoded("video", bytes(3), (1, 1, 1, 3), 5e-324),
+        decoded("audio", b"file:" + bytes(3), (2,), 16000.0),
+        decoded("audio", struct.pack("<f", math.nan), (1,), 1e6),
+    ],
+    ids=lambda item: f"{item.modality} {item.data[:5]!r}",
+)
+async def test_what_a_client_decoded_is_let_in(open_admission: Admission, stages: Stages, item: MediaItem) -> None:
+    """However it begins: pixels and samples are no URL."""
+    client = asyncio.create_task(open_admission.encode(item))
+    await asyncio.wait_for(stages.arrived.wait(), WAIT_S)
+    form = (item.decoded.shape, item.decoded.rate_hz)
+    key = content_key(FINGERPRINT, item.modality, item.data, form)
+    stages.finish(key)
+    assert (await client).key == key != content_key(FINGERPRINT, item.modality, item.data)
+
+
+@pytest.mark.parametrize(
+    ("item", "reason", "message"),
+    [
+        (decoded("image", b"", (1, 1, 3)), Reason.MEDIA_EMPTY, "the item has no data"),
+        (decoded("image", b"", (0, 0, 3)), Reason.MEDIA_EMPTY, "the item has no data"),
+        (
+            decoded("image", bytes(MAX_ITEM_BYTES + 3), (1, (1 << 20) + 1, 3)),
+            Reason.MEDIA_TOO_LARGE,
+            "3145731 bytes; at most 3145728 are allowed",
+        ),
+        *(
+            (decoded(modality, bytes(num_bytes), shape), Reason.MEDIA_UNREADABLE, f"a decoded {modality} of shape {said}")
+            for modality, num_bytes, shape, said in [
+                ("image", 12, (2, 2, 2), "2x2x2 does not have 12 bytes"),
+                ("image", 11, (2, 2, 3), "2x2x3 does not have 11 bytes"),
+                ("image", 13, (2, 2, 3), "2x2x3 does not have 13 bytes"),
+                ("image", 12, (2, 0, 3), "2x0x3 does not have 12 bytes"),
+                ("image", 12, (12,), "12 does not have"),
+                ("image", 12, (2, 6), "2x6 does not have"),
+                ("image", 12, (1, 2, 2, 3), "1x2x2x3 does not have"),
+                ("image", 4, (2, 2, 1), "2x2x1 does not have"),
+                ("image", 16, (2, 2, 4), "2x2x4 does not have"),
+                ("image", 12, (3, 2, 2), "3x2x2 does not have"),  # channels first
+                ("image", 48, (2, 2, 3), "2x2x3 does not have 48 bytes"),  # float32
+                ("image", 12, (), " does not have 12 bytes"),
+                ("image", 12, (2**32 - 1,) * 3, "4294967295x4294967295x4294967295 does not have 12 bytes"),
+                ("image", 12, (2**31, 2**31, 3), "2147483648x2147483648x3 does not have 12 bytes"),
+                ("video", 12, (2, 2, 3), "2x2x3 does not have"),
+                ("video", 12, (1, 3, 2, 2), "1x3x2x2 does not have"),
+                ("video", 12, (2, 2, 2, 3), "2x2x2x3 does not have 12 bytes"),
+                ("video", 3, (1, 1, 1, 1, 3), "1x1x1x1x3 does not have"),
+                ("audio", 8, (8,), "8 does not have 8 bytes"),  # int8
+                ("audio", 4, (2,), "2 does not have 4 bytes"),  # int16
+                ("audio", 8, (1, 2), "1x2 does not have"),
+                ("audio", 24, (2, 3), "2x3 does not have"),  # channels
+                ("audio", 7, (2,), "2 does not have 7 bytes"),
+            ]
+        ),
+    ],
+    ids=lambda value: f"{value.modality} {value.decoded.shape}" if isinstance(value, MediaItem) else "",
+)
+async def test_a_form_that_the_bytes_do_not_have_is_refused_before_any_work(
+    open_admission: Admission, stages: Stages, item: MediaItem, reason: Reason, message: str
+) -> None:
+    with pytest.raises(InvalidItemError, match=message) as caught:
+        await asyncio.wait_for(open_admission.encode(item), WAIT_S)
+    assert caught.value.reason is reason
+    assert stages.prepared == []
+
+
+@pytest.mark.parametrize("rate_hz", [0.0, -0.0, -1.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("modality", ["video", "audio"])
+async def test_a_rate_that_is_none_is_refused_before_any_work(
+    open_admission: Admission, stages: Stages, modality: str, rate_hz: float
+) -> None:
+    item = decoded(modality, bytes(12), {"video": (2, 2, 1, 3), "audio": (3,)}[modality], rate_hz)
+    with pytest.raises(InvalidItemError, match=f"rate_hz is {rate_hz}; expected more than 0") as caught:
+        await asyncio.wait_for(open_admission.encode(item), WAIT_S)
+    assert caught.value.reason is Reason.MEDIA_UNREADABLE
+    assert stages.prepared == []
+
+
+async def test_a_refused_form_is_said_shortly(open_admission: Admission) -> None:
+    """Its sentence travels in a header, and those have a limit."""
+    with pytest.raises(InvalidItemError) as caught:
+        await open_admission.encode(decoded("image", bytes(3), (2**32 - 1,) * 1000))
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.xfail(
+    raises=AssertionError,
+    reason="_check_decoded multiplies a shape of any length before it looks at the length: a message of a few MB keeps"
+    " the event loop busy for minutes",
+)
+async def test_a_shape_of_many_sizes_is_not_calculated_with(open_admission: Admission, stages: Stages) -> None:
+    with pytest.raises(InvalidItemError):
+        await open_admission.encode(decoded("image", bytes(3), (Untouched(2),) * 5))
+    assert stages.prepared == []
+
+
+@pytest.mark.xfail(
+    raises=pytest.fail.Exception,
+    reason="what a decoded item grows to is not bounded, as vLLM's decoders bound it for files (32 or 768 frames, 600 s):"
+    " every frame is scaled up to min_pixels, every sound to 16 kHz, and the process runs out of memory",
+)
+@pytest.mark.parametrize(
+    "item",
+    [decoded("video", bytes(3 << 18), (1 << 18, 1, 1, 3), 30.0), decoded("audio", bytes(1 << 20), (1 << 18,), 1.0)],
+    ids=["a quarter of a million frames", "three days"],
+)
+async def test_what_grows_without_bound_is_refused(open_admission: Admission, stages: Stages, item: MediaItem) -> None:
+    client = asyncio.create_task(open_admission.encode(item))
+    await until(lambda: client.done() or stages.arrived.is_set())
+    if not client.done():
+        client.cancel()
+        pytest.fail("it was let in")
+    assert isinstance(client.exception(), InvalidItemError)
 
 
 # What is shared

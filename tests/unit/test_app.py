@@ -1,5 +1,6 @@
 """What a producer makes sure of before it says that it is ready; the stages are small functions here."""
 
+import asyncio
 import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -7,7 +8,8 @@ from concurrent.futures import Future
 import pytest
 
 from producer.admission import Admission
-from producer.app import _create_region, _warm_up
+from producer.app import _create_region, _model_info, _warm_up
+from producer.config import ServeConfig
 from producer.core import EmbeddingInfo, MediaItem, ModelInfo, PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InvalidItemError, UnsupportedModelError
@@ -15,17 +17,57 @@ from producer.memory.region import SharedRegion
 from producer.metrics import Metrics
 from producer.wire.block import EmbeddingShape
 from producer.wire.contract import Reason
+from producer.wire.pb import encoder_cache_pb2 as pb
 
-SHAPE = EmbeddingShape(num_rows=64, width=8, dtype="float32")
+WIDTH = 8
 MODEL = ModelInfo(
     model="tiny",
     fingerprint="0" * 64,
     dtype="float32",
-    input_width=8,
-    modalities=("image",),
+    width=WIDTH,
+    modalities=("image", "video", "audio"),
     versions={},
     attention_backend="TORCH_SDPA",
 )
+
+
+class Stages:
+    """What comes behind admission: it remembers what came, and gives each modality rows as wide as a test says."""
+
+    def __init__(self, pool: EmbeddingPool) -> None:
+        self._pool = pool
+        self.items: list[MediaItem] = []
+        self.widths = dict.fromkeys(MODEL.modalities, WIDTH)
+        self.undecodable = ""
+        self.stuck = ""
+
+    def admission(self, *, max_item_bytes: int = 1 << 20) -> Admission:
+        return Admission(
+            self._pool,
+            self._prepare,
+            self._submit,
+            fingerprint="0" * 64,
+            modalities=MODEL.modalities,
+            max_queue_items=4,
+            max_item_bytes=max_item_bytes,
+            metrics=Metrics(),
+        )
+
+    async def _prepare(self, key: str, item: MediaItem) -> PreparedItem:
+        self.items.append(item)
+        if item.modality == self.undecodable:
+            raise InvalidItemError(Reason.MEDIA_UNREADABLE, "no decoder")
+        if item.modality == self.stuck:
+            await asyncio.Event().wait()
+        return PreparedItem(key=key, modality=item.modality, num_rows=64, content_part={}, inputs=None)
+
+    def _submit(self, item: PreparedItem) -> "Future[None]":
+        shape = EmbeddingShape(num_rows=item.num_rows, width=self.widths[item.modality], dtype="float32")
+        info = EmbeddingInfo(modality=item.modality, shape=shape, content_part={})
+        self._pool.put(item.key, info, memoryview(bytes(shape.payload_bytes)))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 @pytest.fixture
@@ -34,46 +76,65 @@ def pool() -> Iterator[EmbeddingPool]:
         yield EmbeddingPool(region, epoch=1, lease_s=60, max_leases=10)
 
 
-def admission(pool: EmbeddingPool, *, decodes: bool = True) -> Admission:
-    async def prepare(key: str, item: MediaItem) -> PreparedItem:
-        if not decodes:
-            raise InvalidItemError(Reason.MEDIA_UNREADABLE, "no decoder")
-        return PreparedItem(key=key, modality=item.modality, num_rows=64, metadata={}, inputs=None)
-
-    def submit(item: PreparedItem) -> "Future[None]":
-        pool.put(item.key, EmbeddingInfo(modality="image", shape=SHAPE, metadata={}), memoryview(bytes(64 * 8 * 4)))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    return Admission(
-        pool,
-        prepare,
-        submit,
-        fingerprint="0" * 64,
-        modalities=("image",),
-        max_queue_items=4,
-        max_item_bytes=1 << 20,
-        metrics=Metrics(),
-    )
+@pytest.fixture
+def stages(pool: EmbeddingPool) -> Stages:
+    return Stages(pool)
 
 
-async def test_it_is_ready_once_an_image_was_encoded(pool: EmbeddingPool) -> None:
-    assert await _warm_up(admission(pool), pool, MODEL) == 8
-    assert pool.store.num_blocks == 1
-    assert pool.num_leases == 0
+async def test_it_is_ready_once_an_item_of_each_modality_was_encoded(stages: Stages, pool: EmbeddingPool) -> None:
+    await _warm_up(stages.admission(), pool, MODEL)
+    assert [item.modality for item in stages.items] == ["image", "video", "audio"]
+    assert pool.store.num_blocks == 3
+    assert (pool.num_leases, pool.store.num_pinned) == (0, 0)
 
 
-async def test_a_model_that_cannot_encode_is_named(pool: EmbeddingPool) -> None:
-    with pytest.raises(UnsupportedModelError, match="model tiny: a test image cannot be encoded: no decoder"):
-        await _warm_up(admission(pool, decodes=False), pool, MODEL)
+async def test_only_what_is_served_is_tried(stages: Stages, pool: EmbeddingPool) -> None:
+    await _warm_up(stages.admission(), pool, dataclasses.replace(MODEL, modalities=("audio",)))
+    assert [item.modality for item in stages.items] == ["audio"]
 
 
-async def test_embeddings_wider_than_the_language_model_are_refused(pool: EmbeddingPool) -> None:
+@pytest.mark.parametrize("modality", MODEL.modalities)
+async def test_a_modality_that_cannot_be_encoded_is_named(stages: Stages, pool: EmbeddingPool, modality: str) -> None:
+    stages.undecodable = modality
+    with pytest.raises(UnsupportedModelError, match=f"model tiny: a test {modality} cannot be encoded: no decoder"):
+        await _warm_up(stages.admission(), pool, MODEL)
+
+
+async def test_an_encode_that_never_ends_is_named(
+    stages: Stages, pool: EmbeddingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producer.app._WARM_UP_TIMEOUT_S", 0.01)
+    stages.stuck = "video"
+    only_video = dataclasses.replace(MODEL, modalities=("video",))
+    with pytest.raises(UnsupportedModelError, match="model tiny: a test video cannot be encoded"):
+        await _warm_up(stages.admission(), pool, only_video)
+
+
+@pytest.mark.parametrize("modality", MODEL.modalities)
+@pytest.mark.parametrize("width", [WIDTH // 2, 2 * WIDTH])
+async def test_embeddings_of_another_width_than_the_language_models_are_refused(
+    stages: Stages, pool: EmbeddingPool, modality: str, width: int
+) -> None:
     """The shim would fail each of its requests; better nobody sends one."""
-    narrow = dataclasses.replace(MODEL, input_width=4)
-    with pytest.raises(UnsupportedModelError, match=r"model tiny: its embeddings have 8 elements a row, .* takes 4"):
-        await _warm_up(admission(pool), pool, narrow)
+    stages.widths[modality] = width
+    said = f"model tiny: its {modality} embeddings have {width} elements a row, its language model takes 8"
+    with pytest.raises(UnsupportedModelError, match=said):
+        await _warm_up(stages.admission(), pool, MODEL)
+
+
+@pytest.mark.xfail(
+    raises=UnsupportedModelError,
+    reason="samples are sent decoded: a producer with --max-item-bytes below 220 KiB, enough for its clients' files,"
+    " does not start any more",
+)
+async def test_a_small_limit_for_files_does_not_stop_it(stages: Stages, pool: EmbeddingPool) -> None:
+    await _warm_up(stages.admission(max_item_bytes=100 << 10), pool, MODEL)
+
+
+def test_what_is_served_is_said_with_its_width() -> None:
+    info = _model_info(ServeConfig(model="tiny"), MODEL, epoch=1, address="h:1", shared_memory="")
+    served = [(one.modality, one.width) for one in info.modalities]
+    assert served == [(pb.MODALITY_IMAGE, WIDTH), (pb.MODALITY_VIDEO, WIDTH), (pb.MODALITY_AUDIO, WIDTH)]
 
 
 def test_a_pool_larger_than_the_host_is_refused() -> None:

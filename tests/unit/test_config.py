@@ -74,6 +74,12 @@ def test_choices_are_named(field: "dataclasses.Field[Any]") -> None:
         serve_config(**{field.name: bad})
 
 
+def test_what_both_ends_must_agree_on_is_all_that_decides_processing() -> None:
+    processor, decoding = {"max_pixels": 4}, {"image": {"image_mode": "L"}}
+    config = serve_config(mm_processor_kwargs=processor, media_io_kwargs=decoding)
+    assert config.media_settings == {"mm_processor_kwargs": processor, "media_io_kwargs": decoding}
+
+
 @pytest.mark.parametrize("name", ["listen", "metrics_listen", "advertise"])
 def test_addresses_are_checked(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 'nowhere'; expected host:port with a port of 0 to 65535"):

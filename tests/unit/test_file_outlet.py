@@ -28,7 +28,7 @@ class Rig:
 
     async def publish(self, number: int, mm_hash: str = "") -> str:
         key = f"{number:064x}"
-        info = EmbeddingInfo(modality="image", shape=SHAPE, metadata={}, mm_hash=mm_hash)
+        info = EmbeddingInfo(modality="image", shape=SHAPE, content_part={}, mm_hash=mm_hash)
         self.pool.put(key, info, memoryview(embedding(number).view(torch.uint8).numpy()).cast("B"))
         lease = self.pool.grant(key)
         await self.files.ensure(lease)

@@ -1,5 +1,7 @@
 """Messages: what a client is told of an embedding, and of an error."""
 
+import json
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
@@ -7,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producer import errors
-from producer.core import EmbeddingInfo, Lease, NumberArray
+from producer.core import ContentPart, DecodedForm, EmbeddingInfo, Lease, MediaItem
 from producer.errors import InvalidItemError, OverloadedError, ServiceError
-from producer.messages import duration, error_status, status_code, ticket
+from producer.messages import duration, error_status, media_item, status_code, ticket
 from producer.wire.block import EmbeddingShape
 from producer.wire.contract import Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
@@ -17,13 +19,16 @@ from producer.wire.pb import encoder_cache_pb2 as pb
 KINDS = ServiceError.__subclasses__()
 
 
-def lease(**metadata: NumberArray) -> Lease:
+PART = {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 8, 10]}}
+
+
+def lease(part: ContentPart) -> Lease:
     return Lease(
         lease_id="ab" * 16,
         key="cd" * 32,
         transport="",
         info=EmbeddingInfo(
-            modality="image", shape=EmbeddingShape(num_rows=20, width=64, dtype="bfloat16"), metadata=metadata
+            modality="image", shape=EmbeddingShape(num_rows=20, width=64, dtype="bfloat16"), content_part=part
         ),
         offset=4096,
         num_bytes=2752,
@@ -32,8 +37,8 @@ def lease(**metadata: NumberArray) -> Lease:
     )
 
 
-def ticket_of(**metadata: NumberArray) -> pb.Ticket:
-    return ticket(lease(**metadata), epoch="0123456789abcdef", lease_s=60.5, address="host:1")
+def ticket_of(part: ContentPart) -> pb.Ticket:
+    return ticket(lease(part), epoch="0123456789abcdef", lease_s=60.5, address="host:1")
 
 
 def details_of(status: status_pb2.Status) -> dict[str, object]:
@@ -49,14 +54,16 @@ def details_of(status: status_pb2.Status) -> dict[str, object]:
 
 
 def test_a_ticket_has_all_of_a_lease_that_a_consumer_needs() -> None:
-    found = ticket_of(image_grid_thw=NumberArray(shape=(3,), values=(1, 8, 10)))
+    found = ticket_of(PART)
+    part = json.loads(found.content_part)
+    assert part == {**PART, "uuid": "cd" * 32}
+    found.ClearField("content_part")
     assert found == pb.Ticket(
         key="cd" * 32,
         modality=pb.MODALITY_IMAGE,
         num_rows=20,
         width=64,
         dtype="bfloat16",
-        metadata={"image_grid_thw": pb.NumberArray(shape=[3], ints=[1, 8, 10])},
         epoch="0123456789abcdef",
         lease_id="ab" * 16,
         lease_ttl=duration(60.5),
@@ -64,18 +71,39 @@ def test_a_ticket_has_all_of_a_lease_that_a_consumer_needs() -> None:
     )
 
 
+def test_a_part_goes_by_its_key_whatever_it_says_itself() -> None:
+    part = {**PART, "uuid": "another"}
+    assert json.loads(ticket_of(part).content_part)["uuid"] == "cd" * 32
+    assert part["uuid"] == "another"
+
+
+# Items
+
+
+def test_a_file_is_taken_as_it_is() -> None:
+    item = media_item(pb.MediaItem(modality=pb.MODALITY_VIDEO, data=b"file"))
+    assert item == MediaItem(modality="video", data=b"file", decoded=None)
+
+
+def test_what_was_decoded_has_its_form() -> None:
+    decoded = pb.DecodedMedia(shape=[2, 1, 1, 3], data=b"pixels", rate_hz=2.5)
+    item = media_item(pb.MediaItem(modality=pb.MODALITY_VIDEO, decoded=decoded))
+    form = DecodedForm(shape=(2, 1, 1, 3), rate_hz=2.5)
+    assert item == MediaItem(modality="video", data=b"pixels", decoded=form)
+    assert hash(item.decoded) == hash(form)
+
+
 @pytest.mark.parametrize(
-    ("values", "ints", "floats"),
-    [((1, 2), [1, 2], []), ((1.0, 2.0), [], [1.0, 2.0]), ((1, 2.5), [], [1.0, 2.5]), ((), [], [])],
+    ("sent", "form"),
+    [
+        (pb.MediaItem(), None),
+        (pb.MediaItem(data=b""), None),
+        (pb.MediaItem(decoded=pb.DecodedMedia()), DecodedForm(shape=(), rate_hz=0.0)),
+    ],
+    ids=["nothing", "an empty file", "nothing decoded"],
 )
-def test_numbers_are_integers_where_all_are(values: tuple[float, ...], ints: list[int], floats: list[float]) -> None:
-    numbers = ticket_of(field=NumberArray(shape=(len(values),), values=values)).metadata["field"]
-    assert (list(numbers.ints), list(numbers.floats)) == (ints, floats)
-
-
-def test_a_scalar_has_no_dimension() -> None:
-    numbers = ticket_of(field=NumberArray(shape=(), values=(7,))).metadata["field"]
-    assert (list(numbers.shape), list(numbers.ints)) == ([], [7])
+def test_what_is_empty_stays_so(sent: pb.MediaItem, form: DecodedForm | None) -> None:
+    assert media_item(sent) == MediaItem(modality="number 0", data=b"", decoded=form)
 
 
 # Durations

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from producer.core import NumberArray, PreparedItem
+from producer.core import PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InternalError, OverloadedError
 from producer.metrics import Metrics
@@ -12,7 +12,7 @@ from producer.wire.block import BlockIdentity, EmbeddingShape, read_block
 from producer.wire.contract import Reason
 from tests.unit.conftest import EPOCH, INFO, NUM_BLOCKS, key_of, prepared, rows_of, sample
 
-METADATA = {"image_grid_thw": NumberArray(shape=(3,), values=(1, 2, 2))}
+PART = {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 4, 4]}}
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def publisher(pool: EmbeddingPool, metrics: Metrics) -> Publisher:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_the_bytes_arrive(publisher: Publisher, pool: EmbeddingPool, dtype: str) -> None:
     embedding = torch.arange(32).reshape(4, 8).to(getattr(torch, dtype))
-    item = PreparedItem(key=key_of(1), modality="image", num_rows=4, metadata=METADATA, inputs=None)
+    item = PreparedItem(key=key_of(1), modality="image", num_rows=4, content_part=PART, inputs=None)
     publisher.publish(item, embedding)
     lease = pool.grant(key_of(1))
     shape = EmbeddingShape(num_rows=4, width=8, dtype=dtype)
-    assert (lease.info.shape, lease.info.modality, lease.info.metadata) == (shape, "image", METADATA)
+    assert (lease.info.shape, lease.info.modality, lease.info.content_part) == (shape, "image", PART)
     identity = BlockIdentity(key=bytes.fromhex(key_of(1)), epoch=EPOCH, generation=lease.generation)
     with pool.open_block(lease.lease_id) as block:
         rows = bytearray(read_block(block, identity, shape))

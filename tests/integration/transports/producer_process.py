@@ -99,7 +99,7 @@ class Commands:
 
     def put(self, key: str, num_rows: int) -> dict[str, Any]:
         """Publishes an embedding and gives the fields of its ticket."""
-        info = EmbeddingInfo(modality="image", shape=shape_of(num_rows), metadata={})
+        info = EmbeddingInfo(modality="image", shape=shape_of(num_rows), content_part={})
         self._pool.put(key, info, memoryview(rows_of(key, num_rows)))
         return {"key": key, "num_rows": num_rows, "epoch": self._epoch, "lease_id": self._pool.grant(key).lease_id}
 
@@ -161,7 +161,7 @@ async def main(port: int, pool_bytes: int, lease_s: float, transports: list[str]
     outlets = {name: open_outlet(name, region) for name in transports}
     info = pb.GetModelInfoResponse(transports=transports, epoch=f"{epoch:016x}", wire_version=WIRE_VERSION)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    servicer = Servicer(None, pool, outlets, info, Metrics())  # type: ignore[arg-type]
+    servicer = Servicer(None, pool, outlets, info, Metrics(), settings={})  # type: ignore[arg-type]
     add_EncoderCacheServicer_to_server(servicer, server)
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()

@@ -7,9 +7,10 @@ add a family, write a module beside this one and name its maker in `MAKERS`.
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.kit.families import gemma3, internvl, qwen2_5_vl, qwen2_audio, qwen2_vl, qwen3_5, qwen3_vl
+from tests.kit.families import exaone4_5, gemma3, internvl, qwen2_5_vl, qwen2_audio, qwen2_vl, qwen3_5, qwen3_vl
 
 MAKERS: dict[str, Callable[[Path], None]] = {
+    "exaone4_5": exaone4_5.make,
     "gemma3": gemma3.make,
     "internvl": internvl.make,
     "qwen2_5_vl": qwen2_5_vl.make,

@@ -1,6 +1,7 @@
 """What the families have in common: the language model's sizes, and the files of a checkpoint."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from tests.kit.families.tokenizer import MAX_LENGTH, PAD, TURN_END
-from tests.kit.families.weights import seed_weights
+from tests.kit.families.weights import NORMS, seed_weights
 
 SEED = 1234
 HIDDEN_SIZE = 128
@@ -39,6 +40,8 @@ def write_checkpoint(
     tokenizer: PreTrainedTokenizerFast,
     model: PreTrainedModel,
     processor_class: str,
+    *,
+    norms: Sequence[str] = NORMS,
     **settings: dict[str, Any],
 ) -> None:
     """Seed `model` and write everything that vLLM loads into `out`.
@@ -46,7 +49,7 @@ def write_checkpoint(
     `settings` are named after the processors' files: `preprocessor` is the content of `preprocessor_config.json`.
     """
     logging.disable_progress_bar()
-    seed_weights(model, SEED)
+    seed_weights(model, SEED, norms)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.do_sample = False
     tokenizer.save_pretrained(out)

@@ -26,4 +26,4 @@ def make(out: Path) -> None:
         **token_ids(tokenizer),
     )
     model = Qwen2_5_VLForConditionalGeneration(config)
-    write_checkpoint(out, tokenizer, model, "Qwen2_5_VLProcessor", **qwen2_settings())
+    write_checkpoint(out, tokenizer, model, "Qwen2_5_VLProcessor", norms=["norm"], **qwen2_settings())

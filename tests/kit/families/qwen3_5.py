@@ -36,8 +36,8 @@ def qwen3_5_text_config(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 1e6,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [6, 5, 5],
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [3, 3, 2],
             "mrope_interleaved": True,
         },
     )

@@ -1,8 +1,11 @@
 """Calls to a producer, over real gRPC on loopback."""
 
+import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -10,13 +13,15 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from consumer_shim.client import Lease, Producer, ProducerError
+from consumer_shim import client, retries
+from consumer_shim.client import AsyncProducer, Lease, Producer, ProducerError
 from producer.transport.base import BlockDescriptor
 from producer.wire.block import BlockError, BlockIdentity, EmbeddingShape, write_block
 from producer.wire.contract import ERROR_DOMAIN, WIRE_VERSION
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer, add_EncoderCacheServicer_to_server
 from tests.kit.ports import free_port
+from tests.unit.conftest import Clock
 
 BOUND_S = 20.0
 SHAPE = EmbeddingShape(num_rows=4, width=8, dtype="float32")
@@ -40,9 +45,12 @@ def block(**changes: Any) -> bytes:
     return bytes(memory)
 
 
-def status(code: grpc.StatusCode, reason: str, message: str) -> status_pb2.Status:
+def status(code: grpc.StatusCode, reason: str, message: str, retry_delay_s: float = 0.0) -> status_pb2.Status:
     found = status_pb2.Status(code=code.value[0], message=message)
     found.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN))
+    if retry_delay_s:
+        delay = Duration(nanos=int(retry_delay_s * 1e9))
+        found.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return found
 
 
@@ -257,3 +265,223 @@ def test_a_closed_client_is_an_error_of_the_producer(producer: Producer, call: s
     producer.close()
     with pytest.raises(ProducerError):
         CALLS[call](producer, BOUND_S)
+
+
+# Sending again
+
+
+def refuse(code: grpc.StatusCode, message: str = "not now") -> Callable[[grpc.ServicerContext], Any]:
+    """An answer to a whole call."""
+    return lambda context: context.abort(code, message)
+
+
+def answer(*outcomes: pb.Ticket | grpc.StatusCode) -> Callable[[grpc.ServicerContext], Any]:
+    """An answer for each item: its ticket, or an error with a delay of 0.3 s."""
+    found = [
+        pb.ItemOutcome(ticket=one)
+        if isinstance(one, pb.Ticket)
+        else pb.ItemOutcome(error=status(one, "QUEUE_FULL", "not now", 0.3))
+        for one in outcomes
+    ]
+    return lambda context: pb.EncodeResponse(outcomes=found)
+
+
+def play(script: ScriptedProducer, *answers: Callable[[grpc.ServicerContext], Any]) -> list[float]:
+    """Has each Encode answered by the next of `answers`, the last one again and again; seconds that each might take."""
+    left = list(answers)
+    allowed_s: list[float] = []
+
+    def encode(context: grpc.ServicerContext) -> Any:
+        allowed_s.append(context.time_remaining() or 0.0)
+        return (left.pop(0) if len(left) > 1 else left[0])(context)
+
+    script.answers["Encode"] = encode
+    return allowed_s
+
+
+def numbered(number: int) -> pb.Ticket:
+    return pb.Ticket(key=f"{number:064x}")
+
+
+def file(number: int) -> pb.MediaItem:
+    return pb.MediaItem(modality=pb.MODALITY_IMAGE, data=b"%d" % number)
+
+
+FULL, DOWN = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
+FILES = [file(0), file(1), file(2)]
+TICKETS = [numbered(0), numbered(1), numbered(2)]
+Encode = Callable[..., list[pb.Ticket | ProducerError]]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses between attempts, which take no time here."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(client, "asyncio", SimpleNamespace(sleep=sleep))
+    return slept
+
+
+@pytest.fixture(params=["Producer", "AsyncProducer"])
+def encode(request: pytest.FixtureRequest, waits: list[float]) -> Encode:
+    """`encode` of either client: the address, and its arguments."""
+
+    def plainly(address: str, *arguments: Any, **options: Any) -> list[pb.Ticket | ProducerError]:
+        producer = Producer(address)
+        try:
+            return producer.encode(*arguments, **options)
+        finally:
+            producer.close()
+
+    async def asynchronously(address: str, *arguments: Any, **options: Any) -> list[pb.Ticket | ProducerError]:
+        producer = AsyncProducer(address)
+        try:
+            return await producer.encode(*arguments, **options)
+        finally:
+            await producer.close()
+
+    if request.param == "Producer":
+        return plainly
+    return lambda *arguments, **options: asyncio.run(asynchronously(*arguments, **options))
+
+
+def sent(script: ScriptedProducer) -> list[list[bytes]]:
+    return [[item.data for item in request.items] for request in script.requests]
+
+
+def test_what_had_no_room_is_sent_again(
+    producer: Producer, script: ScriptedProducer, encode: Encode, waits: list[float]
+) -> None:
+    play(script, answer(FULL, TICKETS[1], DOWN), answer(TICKETS[0], FULL), answer(TICKETS[2]))
+    assert encode(producer.address, FILES, BOUND_S) == TICKETS
+    assert sent(script) == [[b"0", b"1", b"2"], [b"0", b"2"], [b"2"]]
+    assert len(waits) == 2
+    assert min(waits) >= 0.3
+
+
+@pytest.mark.parametrize("code", [FULL, DOWN])
+def test_a_call_that_was_turned_away_is_made_again(
+    producer: Producer, script: ScriptedProducer, encode: Encode, code: grpc.StatusCode
+) -> None:
+    play(script, refuse(code), answer(*TICKETS))
+    assert encode(producer.address, FILES, BOUND_S) == TICKETS
+    assert sent(script) == [[b"0", b"1", b"2"]] * 2
+
+
+def test_an_overload_that_stays_is_told(producer: Producer, script: ScriptedProducer, encode: Encode) -> None:
+    play(script, answer(TICKETS[0], FULL), answer(FULL))
+    first, second = encode(producer.address, FILES[:2], BOUND_S)
+    assert first == TICKETS[0]
+    assert isinstance(second, ProducerError)
+    assert (second.code, second.reason, str(second), second.retry_delay_s) == (FULL, "QUEUE_FULL", "not now", 0.3)
+    assert len(script.requests) == 3
+
+
+@pytest.mark.parametrize("code", [FULL, DOWN])
+def test_a_call_that_is_always_turned_away(
+    producer: Producer, script: ScriptedProducer, encode: Encode, code: grpc.StatusCode
+) -> None:
+    play(script, refuse(code))
+    with pytest.raises(ProducerError, match="not now") as failed:
+        encode(producer.address, FILES, BOUND_S)
+    assert failed.value.code is code
+    assert len(script.requests) == 3
+
+
+FINAL = [
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+]
+
+
+@pytest.mark.parametrize("code", FINAL)
+def test_other_errors_are_not_tried_again(
+    producer: Producer, script: ScriptedProducer, encode: Encode, waits: list[float], code: grpc.StatusCode
+) -> None:
+    play(script, answer(TICKETS[0], code))
+    first, second = encode(producer.address, FILES[:2], BOUND_S)
+    assert first == TICKETS[0]
+    assert isinstance(second, ProducerError)
+    assert second.code is code
+    play(script, refuse(code))
+    with pytest.raises(ProducerError):
+        encode(producer.address, FILES, BOUND_S)
+    assert len(script.requests) == 2
+    assert waits == []
+
+
+def test_a_producer_that_falls_silent_costs_no_other_items_ticket(
+    producer: Producer, script: ScriptedProducer, encode: Encode
+) -> None:
+    script.hang("Encode")
+    play(script, answer(TICKETS[0], FULL, TICKETS[2]), script.answers["Encode"])
+    first, second, third = encode(producer.address, FILES, 1.0)
+    assert [first, third] == [TICKETS[0], TICKETS[2]]
+    assert isinstance(second, ProducerError)
+    assert second.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_one_deadline_for_all_attempts(
+    producer: Producer, script: ScriptedProducer, encode: Encode, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer is told with each what is left of it, roughly."""
+
+    def refuse_late(context: grpc.ServicerContext) -> Any:
+        clock.now_s += BOUND_S / 4
+        context.abort(DOWN, "not now")
+
+    monkeypatch.setattr(client, "Attempts", functools.partial(retries.Attempts, clock=clock))
+    allowed_s = play(script, refuse_late)
+    with pytest.raises(ProducerError):
+        encode(producer.address, FILES, BOUND_S)
+    assert allowed_s == sorted(allowed_s, reverse=True)
+    assert allowed_s[0] - allowed_s[2] > BOUND_S / 4
+
+
+@pytest.mark.parametrize("timeout_s", [0.01, 0.2, 0.4, BOUND_S])
+def test_a_producer_that_is_down_is_not_waited_for_beyond_the_deadline(
+    absent: Producer, encode: Encode, waits: list[float], timeout_s: float
+) -> None:
+    with pytest.raises(ProducerError) as failed:
+        encode(absent.address, FILES, timeout_s)
+    assert failed.value.code in (DOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert len(waits) < 3
+    assert all(seconds < timeout_s for seconds in waits)
+    if timeout_s < 2 * retries._FIRST_DELAY_S:
+        assert waits == []
+    if timeout_s == BOUND_S:
+        assert len(waits) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (None, {}),
+        ({}, {}),
+        (
+            {"mm_processor_kwargs": None, "media_io_kwargs": {"video": {"num_frames": 4}}},
+            {"mm_processor_kwargs": "{}", "media_io_kwargs": '{"video": {"num_frames": 4}}'},
+        ),
+    ],
+)
+def test_settings_go_with_every_attempt(
+    producer: Producer, script: ScriptedProducer, encode: Encode, settings: Any, expected: dict[str, str]
+) -> None:
+    play(script, answer(FULL), answer(TICKETS[0]))
+    assert encode(producer.address, FILES[:1], BOUND_S, settings=settings) == TICKETS[:1]
+    assert [dict(request.settings) for request in script.requests] == [expected] * 2
+
+
+@pytest.mark.parametrize("num", [0, 1, 3])
+def test_an_answer_of_another_length(producer: Producer, script: ScriptedProducer, encode: Encode, num: int) -> None:
+    play(script, answer(*TICKETS[:num]))
+    with pytest.raises(ProducerError, match=f"answered for {num} of 2 items") as failed:
+        encode(producer.address, FILES[:2], BOUND_S)
+    assert failed.value.code is grpc.StatusCode.INTERNAL
+    assert len(script.requests) == 1

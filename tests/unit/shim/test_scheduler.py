@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import strategies as st
@@ -170,6 +170,86 @@ def test_a_request_with_only_in_band_items_is_ready_at_once(engine: Engine) -> N
     assert engine.pulls == []
 
 
+# What stands in for what
+
+
+def stand_ins(*numbers: int, modality: str = "image") -> Media:
+    """As `images`, each with a tensor of its own that the prompt is made of: a blank image, or zeros."""
+    items, tickets = images(*numbers)
+    return (
+        [replace(item, modality=modality, is_in_band=True) for item in items],
+        [replace(ticket, modality=modality) for ticket in tickets],
+    )
+
+
+def test_with_as_many_tickets_as_items_tensors_only_stand_in(engine: Engine) -> None:
+    items, tickets = stand_ins(1, 2)
+    assert not engine.is_ready("r", (items, tickets))
+    assert [pull.ticket for pull in engine.pulls] == tickets
+    for pull in engine.pulls:
+        engine.arrive(pull)
+    assert engine.is_ready("r", (items, tickets))
+    assert [engine.side.has(item.identifier) for item in items] == [True, True]
+    for one in items:
+        engine.side.load(one.identifier)
+    assert [load.identifier for load in engine.side.take_loads([])] == [one.identifier for one in items]
+
+
+def test_some_tensors_may_stand_in_and_others_be_left_out(engine: Engine) -> None:
+    items, tickets = images(1, 2, 3)
+    items = [items[0], replace(items[1], is_in_band=True), items[2]]
+    engine.make_ready("r", (items, tickets))
+    assert [pull.ticket for pull in engine.pulls] == tickets
+    assert all(engine.side.has(one.identifier) for one in items)
+
+
+def test_the_same_stand_in_twice(engine: Engine) -> None:
+    items, tickets = stand_ins(1, 1)
+    engine.make_ready("r", (items, tickets))
+    assert [pull.ticket for pull in engine.pulls] == [tickets[0]]
+
+
+def test_tensors_without_a_ticket_are_the_engines(engine: Engine) -> None:
+    """Its own encoder computes them, or they are embeddings already."""
+    items, _ = stand_ins(1, 2)
+    assert engine.is_ready("r", (items, []))
+    assert engine.pulls == []
+    assert not any(engine.side.has(one.identifier) for one in items)
+
+
+def test_among_others_a_tensor_needs_no_ticket(engine: Engine) -> None:
+    """Fewer tickets than items: then they are for those that bring no tensor, wherever these stand."""
+    items, tickets = images(1, 2, 3, 4)
+    items = [replace(one, is_in_band=place in (0, 2)) for place, one in enumerate(items)]
+    engine.make_ready("r", (items, [tickets[1], tickets[3]]))
+    assert [pull.ticket for pull in engine.pulls] == [tickets[1], tickets[3]]
+    assert [engine.side.has(one.identifier) for one in items] == [False, True, False, True]
+
+
+def test_each_modality_is_counted_by_itself(engine: Engine) -> None:
+    """Stand-ins for both videos, tensors of the client's own for two of three images."""
+    videos, video_tickets = stand_ins(1, 2, modality="video")
+    own, _ = stand_ins(3, 4)
+    left, left_tickets = images(5)
+    items = [own[0], videos[0], left[0], videos[1], own[1]]
+    tickets = [video_tickets[0], left_tickets[0], video_tickets[1]]
+    engine.make_ready("r", (items, tickets))
+    assert sorted(pull.ticket.key for pull in engine.pulls) == [one.key for one in (*video_tickets, *left_tickets)]
+    assert [engine.side.has(one.identifier) for one in items] == [False, True, True, True, False]
+
+
+def test_tickets_go_to_items_in_the_order_of_the_prompt(engine: Engine) -> None:
+    """Within a modality; tickets of several may come in any order."""
+    images_, image_tickets = stand_ins(1, 2)
+    videos, video_tickets = stand_ins(3, modality="video")
+    engine.make_ready("r", ([images_[0], videos[0], images_[1]], [*video_tickets, *image_tickets]))
+    for one in (*images_, *videos):
+        engine.side.load(one.identifier)
+    offsets = {pull.ticket.key: pull.block.offset + HEADER_BYTES for pull in engine.pulls}
+    loads = {load.identifier: load.offset for load in engine.side.take_loads([])}
+    assert loads == offsets  # identifiers are keys here
+
+
 def test_it_is_described_once(engine: Engine) -> None:
     described: list[Media] = []
 
@@ -229,7 +309,11 @@ REFUSED = [
     ((item(1), item(2)), (ticket(1),), "image 0000000000000000 brings neither an embedding nor a ticket for one"),
     ((item(1),), (ticket(1), ticket(2)), "the request has more tickets than media"),
     ((item(1),), (ticket(1, modality="video"),), "image 0000000000000000 brings neither"),
-    ((item(1, is_in_band=True),), (ticket(1),), "more tickets than media"),
+    ((item(1, is_in_band=True), item(2, is_in_band=True)), (ticket(1),), "more tickets than media"),
+    ((item(1, is_in_band=True),), (ticket(1), ticket(2)), "more tickets than media"),
+    ((item(1, is_in_band=True),), (ticket(1, modality="video"),), "more tickets than media"),
+    ((item(1, is_in_band=True),), (ticket(1, num_rows=5),), "has rows 5, expected 4"),
+    ((item(1, is_in_band=True), item(2)), (ticket(1), ticket(2, width=16)), "has elements a row 16, expected 8"),
 ]
 
 
