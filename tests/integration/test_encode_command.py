@@ -59,6 +59,22 @@ async def test_a_bad_file_fails_the_command_and_voids_no_other(rig: Rig, tmp_pat
     assert len(errors) == 2
 
 
+async def test_a_files_name_says_its_modality(tmp_path: Path, capsys: Capture) -> None:
+    files = {"a.png": "image", "b.mp4": "video", "c.wav": "audio", "d.bin": "image"}
+    for name in files:
+        (tmp_path / name).write_bytes(b"file")
+    async with Rig(modalities=("image", "video", "audio")) as rig:
+        assert await encode(rig.address, None, *(tmp_path / name for name in files)) == 0
+    keys = [line.split()[-2] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert keys == [content_key(FINGERPRINT, modality, b"file") for modality in files.values()]
+
+
+async def test_a_modality_that_is_not_served_is_said(rig: Rig, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "b.mp4").write_bytes(b"film")
+    assert await encode(rig.address, None, tmp_path / "b.mp4") == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'b.mp4'}: modality video is not served; image is\n"
+
+
 async def test_no_producer_is_said_not_hung(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "a.png").write_bytes(b"photo")
     assert await encode(f"127.0.0.1:{free_port()}", None, tmp_path / "a.png") == 1

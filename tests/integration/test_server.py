@@ -11,6 +11,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from consumer_shim.client import ProducerError
+from producer.core import DecodedForm, MediaItem
 from producer.wire.block import BlockIdentity, EmbeddingShape, read_block
 from producer.wire.content_key import content_key
 from producer.wire.contract import FETCH_CHUNK_BYTES, WIRE_VERSION
@@ -20,6 +21,8 @@ from tests.integration.rig import (
     FINGERPRINT,
     MAX_ITEM_BYTES,
     MAX_ITEMS,
+    SETTINGS,
+    WAIT_S,
     WIDTH,
     Rig,
     bytes_of,
@@ -134,6 +137,164 @@ async def test_an_embedding_that_is_not_finite_is_not_published(rig: Rig) -> Non
     (outcome,) = await rig.encode(b"not finite")
     assert error_of(outcome) == (grpc.StatusCode.INTERNAL, "NON_FINITE_OUTPUT")
     assert rig.pool.store.num_blocks == 0
+
+
+# Settings that a client expects
+
+
+PROCESSING = json.dumps(SETTINGS["mm_processor_kwargs"])
+
+
+def expecting(**settings: str) -> pb.EncodeRequest:
+    return pb.EncodeRequest(items=[image(b"photo")], settings=settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"mm_processor_kwargs": PROCESSING},
+        {"mm_processor_kwargs": '{ "name":"\\u00fc",\n"size": {"b":[2,0.5], "a":1} }'},
+        {"mm_processor_kwargs": json.dumps(SETTINGS["mm_processor_kwargs"], ensure_ascii=False, indent=2)},
+        {"media_io_kwargs": "{}"},
+        {"media_io_kwargs": " { } ", "mm_processor_kwargs": PROCESSING},
+    ],
+    ids=["none named", "same", "other order and escapes", "other layout", "empty", "both"],
+)
+async def test_equal_settings_pass_however_they_are_written(rig: Rig, settings: dict[str, str]) -> None:
+    response = await rig.stub.Encode(expecting(**settings))
+    assert response.outcomes[0].HasField("ticket")
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "expected"),
+    [
+        ({"media_io_kwargs": '{"video": {"fps": 1}}'}, "{}", '{"video": {"fps": 1}}'),
+        ({"mm_processor_kwargs": "{}"}, '"a": 1', "and {} at its client"),
+        ({"mm_processor_kwargs": PROCESSING.replace("[2, 0.5]", "[0.5, 2]")}, "[2, 0.5]", "[0.5, 2]"),
+        ({"mm_processor_kwargs": PROCESSING, "media_io_kwargs": '{"image": {}}'}, "{}", '{"image": {}}'),
+        ({"media_io_kwargs": ""}, "{}", " at its client"),
+        ({"media_io_kwargs": "{"}, "{}", "and { at its client"),
+        ({"media_io_kwargs": "{} {}"}, "{}", "and {} {} at its client"),
+        ({"media_io_kwargs": "[]"}, "{}", "and [] at its client"),
+        ({"media_io_kwargs": "null"}, "{}", "and null at its client"),
+        ({"media_io_kwargs": "[" * 100_000}, "{}", "[[[["),
+        ({"media_io_kwargs": "1" * 100_000}, "{}", "1111"),
+        ({"media_io_kwargs": "ü€😀" * 10_000}, "{}", "ü€😀"),
+        ({"nonsense": '{"a": 1}'}, "nonsense is {}", '{"a": 1}'),
+        ({"x" * 100_000: '{"a": 1}'}, "xxx is {}", '{"a": 1}'),
+    ],
+    ids=[
+        *("another value", "less", "another order of a list", "one of two", "empty", "half", "two", "a list", "null"),
+        *("too deep", "a number without end", "no JSON at length", "unknown", "unknown at length"),
+    ],
+)
+async def test_other_settings_fail_the_call_and_both_are_said(
+    rig: Rig, settings: dict[str, str], own: str, expected: str
+) -> None:
+    """However long: the sentence travels in a header, and those have a limit."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rig.stub.Encode(expecting(**settings))
+    error = ProducerError.from_call(caught.value)
+    assert error_of(error) == (grpc.StatusCode.FAILED_PRECONDITION, "SETTINGS_MISMATCH")
+    name = next(name for name in settings if settings[name] != PROCESSING)
+    assert str(error).startswith(name[:64])
+    assert own in str(error).split("at the encoder service")[0]
+    assert expected in str(error).split("at the encoder service")[1]
+    assert (rig.items, rig.pool.num_leases) == ([], 0)
+
+
+async def test_the_shims_client_names_its_settings(rig: Rig) -> None:
+    def encode(settings: dict[str, object]) -> object:
+        return rig.client.encode([image(b"photo")], WAIT_S, settings=settings)[0]
+
+    assert isinstance(await asyncio.to_thread(encode, SETTINGS), pb.Ticket)
+    assert isinstance(await asyncio.to_thread(encode, {"media_io_kwargs": None}), pb.Ticket)
+    with pytest.raises(ProducerError, match=r'media_io_kwargs is \{\} at the encoder service and \{"image"') as caught:
+        await asyncio.to_thread(encode, {**SETTINGS, "media_io_kwargs": {"image": {"image_mode": "L"}}})
+    assert caught.value.reason == "SETTINGS_MISMATCH"
+
+
+# What a client decoded
+
+
+def decoded(modality: pb.Modality.ValueType, data: bytes, *shape: int, rate_hz: float = 0.0) -> pb.MediaItem:
+    return pb.MediaItem(modality=modality, decoded=pb.DecodedMedia(shape=shape, data=data, rate_hz=rate_hz))
+
+
+DECODED = {
+    "image": (decoded(pb.MODALITY_IMAGE, b"http:" + bytes(7), 2, 2, 3), (2, 2, 3), 0.0),
+    "video": (decoded(pb.MODALITY_VIDEO, bytes(range(24)), 2, 2, 2, 3, rate_hz=0.1), (2, 2, 2, 3), 0.1),
+    "audio": (decoded(pb.MODALITY_AUDIO, struct.pack("<3f", 0, 0.5, -1), 3, rate_hz=16000), (3,), 16000.0),
+}
+
+
+@pytest.mark.parametrize("modality", DECODED)
+async def test_what_a_client_decoded_is_encoded_and_pulled(modality: str) -> None:
+    item, shape, rate_hz = DECODED[modality]
+    data = item.decoded.data
+    async with Rig(modalities=("image", "video", "audio")) as rig:
+        (ticket,) = await asyncio.to_thread(rig.client.encode, [item], WAIT_S)
+        assert isinstance(ticket, pb.Ticket), ticket
+        assert ticket.key == content_key(FINGERPRINT, modality, data, (shape, rate_hz))
+        assert (ticket.modality, ticket.num_rows) == (item.modality, len(data))
+        assert json.loads(ticket.content_part)["uuid"] == ticket.key
+        form = DecodedForm(shape=shape, rate_hz=rate_hz)
+        assert rig.items == [MediaItem(modality=modality, data=data, decoded=form)]
+        assert await rig.fetch(ticket) == bytes_of(data)
+
+
+async def test_a_file_and_what_was_decoded_of_one_share_nothing() -> None:
+    """Equal bytes, and another shape and another rate: four embeddings; the same once more: none."""
+    data = bytes(range(24))
+    items = [
+        pb.MediaItem(modality=pb.MODALITY_VIDEO, data=data),
+        decoded(pb.MODALITY_VIDEO, data, 2, 2, 2, 3, rate_hz=1),
+        decoded(pb.MODALITY_VIDEO, data, 1, 4, 2, 3, rate_hz=1),
+        decoded(pb.MODALITY_VIDEO, data, 2, 2, 2, 3, rate_hz=2),
+    ]
+    async with Rig(modalities=("image", "video", "audio")) as rig:
+        tickets = await asyncio.to_thread(rig.client.encode, [*items, *items], WAIT_S)
+        assert len({ticket.key for ticket in tickets[:4]}) == 4 == len(rig.items)
+        assert [ticket.key for ticket in tickets[:4]] == [ticket.key for ticket in tickets[4:]]
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (decoded(pb.MODALITY_IMAGE, bytes(12), 2, 2, 4), "MEDIA_UNREADABLE"),
+        (decoded(pb.MODALITY_IMAGE, bytes(11), 2, 2, 3), "MEDIA_UNREADABLE"),
+        (decoded(pb.MODALITY_IMAGE, bytes(12)), "MEDIA_UNREADABLE"),
+        (decoded(pb.MODALITY_IMAGE, bytes(12), 2**32 - 1, 2**32 - 1, 3), "MEDIA_UNREADABLE"),
+        (decoded(pb.MODALITY_VIDEO, bytes(12), 1, 2, 2, 3), "MEDIA_UNREADABLE"),
+        (decoded(pb.MODALITY_VIDEO, bytes(12), 1, 2, 2, 3, rate_hz=float("nan")), "MEDIA_UNREADABLE"),
+        (decoded(pb.MODALITY_AUDIO, bytes(12), 3, rate_hz=float("inf")), "MEDIA_UNREADABLE"),
+        (decoded(pb.MODALITY_AUDIO, bytes(12), 12, rate_hz=1), "MEDIA_UNREADABLE"),
+        (decoded(pb.MODALITY_AUDIO, b"", 0, rate_hz=1), "MEDIA_EMPTY"),
+        (decoded(pb.MODALITY_IMAGE, bytes(3 * MAX_ITEM_BYTES), MAX_ITEM_BYTES, 1, 3), "MEDIA_TOO_LARGE"),
+        (decoded(pb.MODALITY_UNSPECIFIED, bytes(12), 2, 2, 3), "UNSUPPORTED_MODALITY"),
+        (pb.MediaItem(modality=pb.MODALITY_IMAGE, decoded=pb.DecodedMedia()), "MEDIA_EMPTY"),
+    ],
+    ids=[
+        *("channels", "bytes", "no shape", "huge", "rate 0", "NaN", "inf", "bytes of samples", "no samples", "large"),
+        *("unspecified", "empty"),
+    ],
+)
+async def test_a_form_that_is_none_voids_no_other(item: pb.MediaItem, reason: str) -> None:
+    async with Rig(modalities=("image", "video", "audio")) as rig:
+        refused, fine = await asyncio.to_thread(rig.client.encode, [item, image(b"fine")], WAIT_S)
+        assert error_of(refused) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+        assert isinstance(fine, pb.Ticket)
+        assert [item.data for item in rig.items] == [b"fine"]
+
+
+async def test_the_last_of_file_and_form_is_what_was_sent() -> None:
+    """They share one field: a client that sets both has sent the second."""
+    item = pb.MediaItem(modality=pb.MODALITY_IMAGE, data=b"file")
+    item.decoded.CopyFrom(DECODED["image"][0].decoded)
+    async with Rig() as rig:
+        await asyncio.to_thread(rig.client.encode, [item], WAIT_S)
+        assert [item.decoded is not None for item in rig.items] == [True]
 
 
 # What is shared

@@ -37,6 +37,21 @@ async def test_each_item_has_its_outcome(rig: Rig) -> None:
         assert ticket.num_rows == len(files[number])
 
 
+async def test_what_was_decoded_comes_as_files_do(rig: Rig) -> None:
+    pixels = pb.MediaItem(modality=pb.MODALITY_IMAGE, decoded=pb.DecodedMedia(shape=[1, 2, 3], data=b"pixels"))
+    wrong = pb.MediaItem(modality=pb.MODALITY_IMAGE, decoded=pb.DecodedMedia(shape=[2, 2, 3], data=b"pixels"))
+
+    def encode() -> dict[int, pb.Ticket | ProducerError]:
+        return dict(rig.client.encode_stream([pixels, wrong, image(b"pixels")], WAIT_S))
+
+    outcomes = await asyncio.to_thread(encode)
+    assert isinstance(outcomes[1], ProducerError)
+    assert outcomes[1].reason == "MEDIA_UNREADABLE"
+    tickets = [outcomes[number] for number in (0, 2)]
+    assert len({ticket.key for ticket in tickets if isinstance(ticket, pb.Ticket)}) == 2
+    assert sorted(item.decoded is None for item in rig.items) == [False, True]
+
+
 async def test_what_is_done_is_answered_before_what_is_not(rig: Rig) -> None:
     known = await rig.ticket(b"known")
     first = await rig.begin_step(b"first")

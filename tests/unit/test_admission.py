@@ -129,7 +129,11 @@ async def test_an_item_is_encoded_and_leased(admission: Admission, stages: Stage
 @pytest.mark.parametrize(
     ("item", "reason", "message"),
     [
-        (MediaItem(modality="audio", data=b"x"), Reason.UNSUPPORTED_MODALITY, "modality audio is not served; image, video is"),
+        (
+            MediaItem(modality="audio", data=b"x"),
+            Reason.UNSUPPORTED_MODALITY,
+            "modality audio is not served; image, video is",
+        ),
         (image(b""), Reason.MEDIA_EMPTY, "the item has no data"),
         (image(b"https://example.org/cat.png"), Reason.MEDIA_REFUSED, "media arrive as bytes, nothing is fetched"),
         (image(b"data:image/png;base64,AAAA"), Reason.MEDIA_REFUSED, "media arrive as bytes, nothing is fetched"),
@@ -233,7 +237,11 @@ async def test_what_a_client_decoded_is_let_in(open_admission: Admission, stages
             "3145731 bytes; at most 3145728 are allowed",
         ),
         *(
-            (decoded(modality, bytes(num_bytes), shape), Reason.MEDIA_UNREADABLE, f"a decoded {modality} of shape {said}")
+            (
+                decoded(modality, bytes(num_bytes), shape),
+                Reason.MEDIA_UNREADABLE,
+                f"a decoded {modality} of shape {said}",
+            )
             for modality, num_bytes, shape, said in [
                 ("image", 12, (2, 2, 2), "2x2x2 does not have 12 bytes"),
                 ("image", 11, (2, 2, 3), "2x2x3 does not have 11 bytes"),
@@ -293,8 +301,8 @@ async def test_a_refused_form_is_said_shortly(open_admission: Admission) -> None
 
 @pytest.mark.xfail(
     raises=AssertionError,
-    reason="_check_decoded multiplies a shape of any length before it looks at the length: a message of a few MB keeps"
-    " the event loop busy for minutes",
+    reason="_check_decoded multiplies a shape of any length before it looks at the length: a message of 1 MB keeps the"
+    " event loop busy for a minute",
 )
 async def test_a_shape_of_many_sizes_is_not_calculated_with(open_admission: Admission, stages: Stages) -> None:
     with pytest.raises(InvalidItemError):
@@ -304,8 +312,8 @@ async def test_a_shape_of_many_sizes_is_not_calculated_with(open_admission: Admi
 
 @pytest.mark.xfail(
     raises=pytest.fail.Exception,
-    reason="what a decoded item grows to is not bounded, as vLLM's decoders bound it for files (32 or 768 frames, 600 s):"
-    " every frame is scaled up to min_pixels, every sound to 16 kHz, and the process runs out of memory",
+    reason="what a decoded item grows to is not bounded, as vLLM bounds it for files (32 or 768 frames, 600 s): every"
+    " frame is scaled up to min_pixels, every sound to 16 kHz, and the process runs out of memory",
 )
 @pytest.mark.parametrize(
     "item",

@@ -120,7 +120,7 @@ def test_decoded_audio_is_those_samples(decoder: Any) -> None:
 def test_a_form_that_the_bytes_do_not_have_is_an_error(decoder: Any) -> None:
     """Admission has refused it long before."""
     for modality, shape in (("image", (2, 2, 3)), ("video", (1, 2, 2, 3)), ("audio", (4,))):
-        with pytest.raises(ValueError, match="reshape|buffer size"):
+        with pytest.raises(ValueError, match=r"reshape|buffer size"):
             decoder.decode(MediaItem(modality=modality, data=bytes(9), decoded=DecodedForm(shape=shape, rate_hz=1)))
 
 
@@ -224,11 +224,11 @@ def test_a_color_that_is_none_is_refused(color: Any) -> None:
 
 @pytest.mark.xfail(
     raises=(TypeError, AssertionError),
-    reason="Decoder says ValueError for settings that vLLM does not take; these are others, and `serve` shows a traceback",
+    reason="Decoder promises ValueError for settings that vLLM does not take; for these `serve` shows a traceback",
 )
 @pytest.mark.parametrize("video", [{"num_frames": None}, {"num_frames": []}, {"video_backend": "nonsense"}], ids=str)
 def test_settings_that_are_none_are_a_users_mistake(video: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="num_frames|nonsense"):
+    with pytest.raises(ValueError, match=r"num_frames|nonsense"):
         decoder_of(video=video)
 
 

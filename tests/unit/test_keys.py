@@ -74,7 +74,9 @@ def image_items() -> Iterator[MediaItem]:
     yield from map(file_item, photos().values())
     yield from (encoded(PHOTO.resize(size)) for size in ((196, 147), (195, 147), (147, 196), (98, 74), (112, 112)))
     yield from (encoded(PHOTO.convert(mode)) for mode in ("L", "1", "P", "I;16", "RGBA", "LA"))
-    yield from (encoded(PHOTO.convert(mode), kind) for mode, kind in (("CMYK", "JPEG"), ("RGB", "WEBP"), ("RGB", "BMP")))
+    yield from (
+        encoded(PHOTO.convert(mode), kind) for mode, kind in (("CMYK", "JPEG"), ("RGB", "WEBP"), ("RGB", "BMP"))
+    )
     yield from (encoded(PHOTO, "JPEG", quality=quality) for quality in (20, 90))
     yield from map(turned, range(1, 9))
     yield encoded(see_through())
@@ -157,9 +159,7 @@ def inputs_by_key(family: str, settings: list[Setting], items: list[MediaItem]) 
     ids=["images", "videos", "sounds"],
 )
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")  # torchaudio's resampler
-def test_other_inputs_have_another_key(
-    family: str, settings: list[Setting], items: Any, num_inputs: int
-) -> None:
+def test_other_inputs_have_another_key(family: str, settings: list[Setting], items: Any, num_inputs: int) -> None:
     tried = list(items())
     found = inputs_by_key(family, settings, tried)
     assert [key for key, inputs in found.items() if len(inputs) > 1] == []

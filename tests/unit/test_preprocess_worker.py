@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -70,8 +71,8 @@ def test_sound_of_every_usual_rate_is_heard(worker: Callable[[str], Worker], ite
 
 @pytest.mark.xfail(
     raises=(ZeroDivisionError, OverflowError, ValueError),
-    reason="admission lets every positive rate in; vLLM's resampler and json fail over these, each an INTERNAL error with"
-    " a traceback in the log instead of the sender's own",
+    reason="admission lets every positive rate in; vLLM's resampler and json fail over these: an INTERNAL error and a"
+    " traceback in the log instead of the sender's own, or a content part that is no JSON",
 )
 @pytest.mark.parametrize(
     ("family", "item"),
@@ -91,6 +92,27 @@ def test_a_rate_that_no_device_has_is_its_senders_error(
     with contextlib.suppress(InvalidItemError, MediaError):
         _check_decoded(item, item.decoded)  # as admission does before
         json.dumps(worker(family).prepare(item).content_part, allow_nan=False)
+
+
+CHIRP = sounds()["chirp.wav"].data
+BAD_SOUNDS = {
+    "one byte": b"\0",
+    "text": b"this is not a sound",
+    "a path": b"/etc/passwd",
+    "a photograph": photos()["rocket.jpg"].data,
+    "a WAV's first bytes": CHIRP[:20],
+    "a WAV without samples": CHIRP[:44],
+}
+
+
+@pytest.mark.parametrize("name", BAD_SOUNDS)
+def test_a_bad_sound_is_its_senders_error(worker: Callable[[str], Worker], name: str) -> None:
+    from producer.preprocess_worker import MediaError
+
+    said = r"^(the audio cannot be decoded|the model's processor refuses this audio): \S"
+    with pytest.raises(MediaError, match=said) as caught:
+        worker("qwen2_audio").prepare(MediaItem(modality="audio", data=BAD_SOUNDS[name]))
+    assert not re.search(r"0x[0-9a-f]{4,}|object at|\.py\b|(^|\s)/\w", str(caught.value), re.IGNORECASE)
 
 
 @pytest.mark.parametrize("rate_hz", [0.01, 1.0, 23.976, 240.0, 1e6])

@@ -195,7 +195,7 @@ def test_settings_that_are_none_are_the_users_mistake() -> None:
     from producer.stand_in import choose_forms
 
     config = model_config("qwen2_5_vl", media_io_kwargs={"video": {"num_frames": 0}})
-    with pytest.raises(ValueError, match="video.num_frames is 0"):
+    with pytest.raises(ValueError, match=r"video\.num_frames is 0"):
         choose_forms(config, MODALITIES)
 
 

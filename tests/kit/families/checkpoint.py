@@ -44,7 +44,7 @@ def write_checkpoint(
     norms: Sequence[str] = NORMS,
     **settings: dict[str, Any],
 ) -> None:
-    """Seed `model` and write everything that vLLM loads into `out`.
+    """Seed `model`, whose norms are told by their names, and write everything that vLLM loads into `out`.
 
     `settings` are named after the processors' files: `preprocessor` is the content of `preprocessor_config.json`.
     """

@@ -1,4 +1,4 @@
-"""A tiny InternVL in the form of transformers. A picture becomes up to four tiles and their overview, nine rows each."""
+"""A tiny InternVL as transformers has it. A picture becomes up to four tiles and their overview, nine rows each."""
 
 from pathlib import Path
 
@@ -37,13 +37,18 @@ def make(out: Path) -> None:
         image_seq_length=ROWS_PER_TILE,
         tie_word_embeddings=False,
     )
-    pixels = {"size": {"height": TILE_SIZE, "width": TILE_SIZE}}
+    size = {"height": TILE_SIZE, "width": TILE_SIZE}
     write_checkpoint(
         out,
         tokenizer,
         InternVLForConditionalGeneration(config),
         "InternVLProcessor",
         processor={"image_seq_length": ROWS_PER_TILE},
-        preprocessor=pixels | {"image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": True, "max_patches": 4},
-        video_preprocessor=pixels | {"video_processor_type": "InternVLVideoProcessor"},
+        preprocessor={
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": size,
+            "crop_to_patches": True,
+            "max_patches": 4,
+        },
+        video_preprocessor={"video_processor_type": "InternVLVideoProcessor", "size": size},
     )

@@ -16,7 +16,6 @@ BIAS_SCALE = 0.1
 EMBEDDING_SCALE = 0.5
 NORMS = ("norm", "ln_q")  # parts of their names
 ATTENTION_NORMS = ("q_norm.weight", "k_norm.weight")
-DECAY = "A_log"
 SLOW_DECAY = -3.0
 
 
@@ -32,13 +31,14 @@ def seed_weights(model: PreTrainedModel, seed: int, norms: Sequence[str] = NORMS
         if name.endswith(ATTENTION_NORMS):
             parameter.data += GAIN - 1
         elif parameter.ndim >= 2 or not name.endswith("weight") or not any(norm in name for norm in norms):
-            parameter.data = _values(parameter, generator) + (SLOW_DECAY if name.endswith(DECAY) else 0)
+            parameter.data = _values(name, parameter, generator)
     embedding = model.get_input_embeddings()
     weight = embedding.get_parameter("weight")
     scale = EMBEDDING_SCALE / getattr(embedding, "scalar_embed_scale", 1.0)  # by which Gemma multiplies
     weight.data = torch.randn(weight.shape, generator=generator) * scale
 
 
-def _values(parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _values(name: str, parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     scale = GAIN / parameter[0].numel() ** 0.5 if parameter.ndim >= 2 else BIAS_SCALE
-    return torch.randn(parameter.shape, generator=generator) * scale
+    mean = SLOW_DECAY if name.endswith("A_log") else 0.0
+    return torch.randn(parameter.shape, generator=generator) * scale + mean

@@ -4,6 +4,7 @@ The fake server has vLLM's JSON shapes as its 0.32 sends them, cut down to what 
 reads; it does not check requests, and sends usage and role chunks nowhere.
 """
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import ClassVar
 import pytest
 
 from tests.kit.chat import ChatError, ask, chat_request
+from tests.kit.clips import sounds, videos
 from tests.kit.photos import photos
 
 TOKENS = [5, 6, 7]
@@ -87,6 +89,15 @@ def test_parts_keep_their_order() -> None:
     content = chat_request(["before", photo, "after"])["messages"][0]["content"]
     assert [part["type"] for part in content] == ["text", "image_url", "text"]
     assert content[1]["image_url"]["url"] == photo.data_url
+
+
+def test_each_modality_has_its_form() -> None:
+    video, sound = videos()["coffee-pan.mp4"], sounds()["chirp.wav"]
+    shown, heard = chat_request([video, sound])["messages"][0]["content"]
+    assert shown == {"type": "video_url", "video_url": {"url": video.data_url}}
+    assert heard["type"] == "input_audio"
+    assert heard["input_audio"]["format"] == "wav"
+    assert base64.b64decode(heard["input_audio"]["data"]) == sound.data
 
 
 def test_overrides_win() -> None:

@@ -1,6 +1,7 @@
 """Checkpoints: deterministic, cached, whole or absent."""
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,19 @@ import pytest
 
 from tests.kit import checkpoints
 from tests.kit.checkpoints import cached_checkpoint, make_checkpoint
+from tests.kit.models import FAMILIES
+
+NEEDED = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+}
+MAX_WEIGHTS_BYTES = 4 << 20
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -26,9 +40,29 @@ def test_another_process_makes_the_same_bytes(checkpoint: Path) -> None:
     assert digests(again) == digests(checkpoint)
 
 
-def test_has_what_vllm_loads(checkpoint: Path) -> None:
-    needed = {"config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json", "chat_template.jinja"}
-    assert needed <= set(digests(checkpoint))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_has_what_vllm_loads(family: str, tmp_path: Path) -> None:
+    out = make_checkpoint(family, tmp_path / "out")
+    video = {"video_preprocessor_config.json"} if "video" in FAMILIES[family].modalities else set()
+    assert set(digests(out)) >= NEEDED | video
+    assert (out / "model.safetensors").stat().st_size < MAX_WEIGHTS_BYTES
+    config = json.loads((out / "config.json").read_text())
+    assert (len(config["architectures"]), config["dtype"]) == (1, "bfloat16")
+    assert config["text_config"]["hidden_size"] == 128
+    template = (out / "chat_template.jinja").read_text()
+    assert all(f"part.type == '{modality}'" in template for modality in FAMILIES[family].modalities)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_made_again_has_the_same_bytes(family: str, tmp_path: Path) -> None:
+    first, second = [make_checkpoint(family, tmp_path / name) for name in ("first", "second")]
+    assert digests(first) == digests(second)
+
+
+def test_every_family_is_described() -> None:
+    from tests.kit.families import MAKERS
+
+    assert set(MAKERS) == set(FAMILIES)
 
 
 def test_leaves_no_draft_behind(checkpoint: Path) -> None:
@@ -36,7 +70,7 @@ def test_leaves_no_draft_behind(checkpoint: Path) -> None:
 
 
 def test_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'nonsense' is unknown; known are qwen2_5_vl"):
+    with pytest.raises(ValueError, match="'nonsense' is unknown; known are exaone4_5, gemma3, "):
         make_checkpoint("nonsense", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -429,6 +429,12 @@ async def test_tokenizing_needs_no_embedding(stack: Stack, encoder: Encoder, pat
     assert sorted(encoder.released) == [f"{0:032x}", f"{1:032x}"]
 
 
+async def test_leases_are_released_where_they_were_given(pair: Stack, encoder: Encoder, second: Encoder) -> None:
+    encoder.refuse(grpc.StatusCode.UNAVAILABLE)
+    assert (await pair.post(chat(b"one"), path=TOKENIZE)).status == 200
+    assert (encoder.released, second.released) == ([], [f"{0:032x}"])
+
+
 @pytest.mark.parametrize("body", [b'{"prompt": "text"}', b'{"prompt": [1, 2]}', chat(), b"no json"])
 async def test_tokenizing_without_media(stack: Stack, encoder: Encoder, body: bytes) -> None:
     await stack.post(body, path=TOKENIZE)

@@ -46,6 +46,7 @@ def test_deepstack_stays_on() -> None:
     assert (model.deepstack_num_level, model.multiscale_dim) == (3, 3 * WIDTH)
     assert [tuple(buffer.shape) for buffer in model.deepstack_input_embeds] == [(MAX_TOKENS, WIDTH)] * 3
     assert not any(buffer.any() for buffer in model.deepstack_input_embeds)
+    assert model.deepstack_input_embeds_num_tokens == 0
     assert len({buffer.data_ptr() for buffer in model.deepstack_input_embeds}) == 3
 
 

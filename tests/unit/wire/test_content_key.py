@@ -58,7 +58,9 @@ def test_no_part_can_pass_for_another(one: tuple[str, str, bytes], other: tuple[
 
 
 sizes = st.integers(0, 2**32 - 1) | st.integers(0, 12)
-rates = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False) | st.sampled_from([0.5, 1.0, 5.0, 16000.0])
+rates = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False) | st.sampled_from(
+    [0.5, 1.0, 5.0, 16000.0]
+)
 forms = st.none() | st.tuples(st.lists(sizes, max_size=5).map(tuple), rates)
 items = st.tuples(st.sampled_from(MODALITIES), st.binary(max_size=4), forms)
 
@@ -127,7 +129,13 @@ def reencoded() -> list[Item]:
     """One photograph in forms that a client may send it in: files, and pixels under several shapes."""
     picture = Image.open(io.BytesIO(photos()["retina.png"].data)).convert("RGB")
     files = []
-    for kind, options in (("PNG", {}), ("PNG", {"compress_level": 0}), ("JPEG", {}), ("JPEG", {"quality": 90}), ("BMP", {})):
+    for kind, options in (
+        ("PNG", {}),
+        ("PNG", {"compress_level": 0}),
+        ("JPEG", {}),
+        ("JPEG", {"quality": 90}),
+        ("BMP", {}),
+    ):
         file = io.BytesIO()
         picture.save(file, kind, **options)
         files.append(file.getvalue())
@@ -142,7 +150,9 @@ def test_every_media_file_and_every_way_to_send_it_has_a_key_of_its_own() -> Non
     found += [(modality, data, None) for (_, data, _), modality in itertools.product(found, MODALITIES)]
     found += reencoded()
     found += [(modality, data, ((len(data),), 1.0)) for modality, data, _ in found]
-    distinct = {(modality, hashlib.sha256(data).digest(), form): key((modality, data, form)) for modality, data, form in found}
+    distinct = {
+        (modality, hashlib.sha256(data).digest(), form): key((modality, data, form)) for modality, data, form in found
+    }
     assert len(set(distinct.values())) == len(distinct) > 100
 
 
