@@ -3,6 +3,7 @@
 Delegation only: the engine's scheduler process has a `SchedulerSide`, its workers have a `WorkerSide` each.
 """
 
+import functools
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,8 @@ from vllm.v1.outputs import ECConnectorOutput
 from consumer_shim import plugin
 from consumer_shim.config import ShimConfig
 from consumer_shim.landing import Landing
-from consumer_shim.reasons import ReasonServer
 from consumer_shim.scheduler import Load, RequestItem, SchedulerSide
+from consumer_shim.side_channel import SideChannel
 from consumer_shim.tickets import PullTicket, from_params
 from consumer_shim.worker import WorkerSide
 from producer.wire.families import EXTRA_FIELDS, embedding_width, num_deepstack_levels
@@ -75,11 +76,13 @@ class ECProducerConnector(ECConnectorBase):
             self._landing.store,
             self._landing.start,
             addresses=config.producers,
-            width=embedding_width(model_config.hf_config, model_config.get_inputs_embeds_size()),
+            width=functools.partial(embedding_width, model_config),
             dtype=str(model_config.dtype).removeprefix("torch."),
             pull_timeout_s=config.pull_timeout_s,
         )
-        self._reasons = ReasonServer(str(transfer.engine_id), self._scheduler.failure_of)
+        self._side_channel = SideChannel(
+            str(transfer.engine_id), self._scheduler.failure_of, self._scheduler.leave_tickets
+        )
 
     # Scheduler
 
@@ -147,5 +150,5 @@ class ECProducerConnector(ECConnectorBase):
         if self.role is ECConnectorRole.WORKER:
             self._worker.close()
             return
-        self._reasons.close()
+        self._side_channel.close()
         self._landing.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 import vllm.envs as envs
-from vllm.exceptions import VLLMUnprocessableEntityError
+from vllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaIO
 
 from consumer_shim.rewrite import RequestError, data_of
@@ -63,9 +63,9 @@ class Fetcher:
             data: bytes = await self._connector.load_from_url_async(url, self._io, fetch_timeout=timeout_s)
         except VLLMUnprocessableEntityError as error:
             raise RequestError(422, str(error)) from None
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             raise RequestError(502, f"the {modality} could not be fetched: {_said(error)}") from None
-        except (ValueError, RuntimeError) as error:  # what is not allowed, and what is no URL
+        except (VLLMValidationError, ValueError, RuntimeError, OSError) as error:  # not allowed, too large, absent
             raise RequestError(400, f"the {modality} is not fetched: {_said(error)}") from None
         return data
 

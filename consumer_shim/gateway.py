@@ -5,7 +5,8 @@ await encode_request(request, producer, timeout_s=60)   # the request can go to 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -16,6 +17,8 @@ from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
 _RELEASE_TIMEOUT_S = 2.0
+_ELSEWHERE = (429, 503)
+"""Refusals of one producer that another may not share: overload, and that it cannot be reached."""
 _HTTP_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -27,7 +30,7 @@ _HTTP_STATUS = {
 
 async def encode_request(
     request: dict[str, Any],
-    producer: AsyncProducer,
+    producer: AsyncProducer | Sequence[AsyncProducer],
     timeout_s: float,
     *,
     fetch: Callable[[str, str], Awaitable[bytes]] | None = None,
@@ -37,8 +40,9 @@ async def encode_request(
 
     Args:
         request: the JSON body.
-        producer: its `address` must be one that the vLLM which gets the request is configured with.
-        timeout_s: seconds for encoding.
+        producer: its `address` must be one that the vLLM which gets the request is configured with. Of several, those
+            that cannot be reached or have no room are passed over.
+        timeout_s: seconds for encoding, at whichever producer.
         fetch: the file at a URL (of a modality), for those that are no data URLs; without it they are refused.
         settings: `mm_processor_kwargs` and `media_io_kwargs` that the producer must have.
 
@@ -52,22 +56,47 @@ async def encode_request(
     if not parts:
         return []
     items = await asyncio.gather(*(_item(part, fetch) for part in parts))
+    producers = list(producer) if isinstance(producer, Sequence) else [producer]
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        one = producers.pop(0)
+        try:
+            tickets = await _encode(parts, items, one, deadline_s - time.monotonic(), settings)
+            break
+        except RequestError as error:
+            if not producers or error.status not in _ELSEWHERE:
+                raise
+    try:
+        apply_tickets(request, parts, tickets, one.address)
+    except (ValueError, RecursionError) as error:
+        await _release(one, tickets)
+        raise RequestError(502, f"the answer of producer {one.address} makes no sense: {error}") from None
+    return tickets
+
+
+async def _encode(
+    parts: Sequence[MediaPart],
+    items: Sequence[pb.MediaItem],
+    producer: AsyncProducer,
+    timeout_s: float,
+    settings: Mapping[str, Any] | None,
+) -> list[pb.Ticket]:
+    """All tickets, or RequestError for the first item that has none."""
     try:
         outcomes = await producer.encode(items, timeout_s, settings=settings)
     except ProducerError as error:
         raise RequestError(_http_status(error), f"encoding at {producer.address} failed: {error}") from None
     tickets = [one for one in outcomes if isinstance(one, pb.Ticket)]
-    failed = next(((index, one) for index, one in enumerate(outcomes, 1) if isinstance(one, ProducerError)), None)
-    if failed is not None:  # what the others were given will not be used
-        await asyncio.gather(*(producer.release(ticket.lease_id, _RELEASE_TIMEOUT_S) for ticket in tickets))
-        index, reason = failed
-        modality = parts[index - 1].modality if index <= len(parts) else "item"
-        raise RequestError(_http_status(reason), f"{modality} {index} of {len(parts)}: {reason}")
-    try:
-        apply_tickets(request, parts, tickets, producer.address)
-    except (ValueError, IndexError, RecursionError) as error:
-        raise RequestError(502, f"the answer of producer {producer.address} makes no sense: {error}") from None
-    return tickets
+    failed = next(((place, one) for place, one in enumerate(outcomes) if isinstance(one, ProducerError)), None)
+    if failed is None:
+        return tickets
+    await _release(producer, tickets)  # what the others were given will not be used
+    place, reason = failed
+    raise RequestError(_http_status(reason), f"{parts[place].modality} {place + 1} of {len(parts)}: {reason}")
+
+
+async def _release(producer: AsyncProducer, tickets: Iterable[pb.Ticket]) -> None:
+    await asyncio.gather(*(producer.release(ticket.lease_id, _RELEASE_TIMEOUT_S) for ticket in tickets))
 
 
 async def _item(part: MediaPart, fetch: Callable[[str, str], Awaitable[bytes]] | None) -> pb.MediaItem:

@@ -15,9 +15,9 @@ from consumer_shim.client import AsyncProducer
 from consumer_shim.config import ShimConfig
 from consumer_shim.gateway import encode_request
 from consumer_shim.pull import Failure
-from consumer_shim.reasons import ask
 from consumer_shim.rewrite import RequestError, leases_in, names_media
-from producer.wire.pb import encoder_cache_pb2 as pb
+from consumer_shim.side_channel import ask_reason, leave_tickets
+from consumer_shim.tickets import PullTicket, from_params
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +30,13 @@ _CHAT = "/v1/chat/completions"
 _TOKENIZE = "/tokenize"
 _OTHERS = (
     *("/v1/responses", "/v1/responses/render", "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"),
-    *("/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/embeddings", "/pooling", "/classify"),
+    *("/v1/chat/completions/batch", "/v1/chat/completions/render", "/invocations", "/cohere/v2/chat"),
+    *("/cohere/v2/chat/render", "/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 )
 """Endpoints that take media, but neither metadata nor tickets as chat completions do."""
 _RELEASE_TIMEOUT_S = 2.0
 _MAX_HELD = 64
-_ELSEWHERE = (429, 503)
-"""Refusals of one producer that another may not share: overload, and that it cannot be reached."""
 _LOST = (502, 503)
 """Failures of a pull that another encode may mend: what was to be pulled has gone, or is not the embedding."""
 
@@ -176,7 +175,7 @@ class _Exchange:
         in_stream = start["status"] == 200 and message.get("body", b"").startswith(b'data: {"error"')
         if not self._leases or (start["status"] != 500 and not in_stream):
             return None
-        return await asyncio.to_thread(ask, self._encoder.engine_id, self._leases)
+        return await asyncio.to_thread(ask_reason, self._encoder.engine_id, self._leases)
 
 
 class _Encoder:
@@ -206,32 +205,36 @@ class _Encoder:
         if not isinstance(request, dict):
             return body, []
         if path in _OTHERS:
-            if names_media([request.get("messages"), request.get("input")]):
+            if names_media(request):
                 raise RequestError(
                     400, f"{path} takes no media on this server, whose encoder is elsewhere; {_CHAT} does"
                 )
             return body, []
-        producer, tickets = await self._encode(request)
+        producers = list(self._producers)
+        self._producers.rotate(-1)
+        tickets = await encode_request(request, producers, self._timeout_s, fetch=self._fetch, settings=self._settings)
         if not tickets:
             return body, leases_in(request)
         leases = [ticket.lease_id for ticket in tickets]
         if path == _TOKENIZE:  # the prompt's length needs no embedding
-            await asyncio.gather(*(producer.release(lease, _RELEASE_TIMEOUT_S) for lease in leases))
+            await self._release(from_params(request["ec_transfer_params"]))
+        if request.get("use_beam_search"):
+            await self._leave(from_params(request["ec_transfer_params"]))
         return json.dumps(request).encode(), leases
 
-    async def _encode(self, request: dict[str, Any]) -> tuple[AsyncProducer, list[pb.Ticket]]:
-        """At the next producer, or where that cannot be reached or takes no more at one after it."""
-        for is_last in [False] * (len(self._producers) - 1) + [True]:
-            producer = self._producers[0]
-            self._producers.rotate(-1)
-            try:
-                return producer, await encode_request(
-                    request, producer, self._timeout_s, fetch=self._fetch, settings=self._settings
-                )
-            except RequestError as error:
-                if is_last or error.status not in _ELSEWHERE:
-                    raise
-        raise AssertionError("unreachable")
+    async def _leave(self, tickets: list[PullTicket]) -> None:
+        """Beam search makes requests of its own, which have this one's media under their uuid, but not its tickets."""
+        if self._settings["media_io_kwargs"]:
+            raise RequestError(
+                400, "use_beam_search is not served with media where --media-io-kwargs is set: vLLM changes their uuid"
+            )
+        if not await asyncio.to_thread(leave_tickets, self.engine_id, tickets):
+            raise RequestError(503, "use_beam_search: the engine did not take the tickets of the request's media")
+
+    async def _release(self, tickets: list[PullTicket]) -> None:
+        producers = {producer.address: producer for producer in self._producers}
+        releases = (producers[one.address].release(one.lease_id, _RELEASE_TIMEOUT_S) for one in tickets)
+        await asyncio.gather(*releases)
 
 
 def _is_at(scope: MutableMapping[str, Any], path: str) -> bool:

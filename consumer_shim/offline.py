@@ -12,6 +12,8 @@ from typing import Any
 from consumer_shim.client import AsyncProducer
 from consumer_shim.gateway import encode_request
 
+_PARAMS = "ec_transfer_params"
+
 
 def encode_chat(
     messages: list[dict[str, Any]], sampling_params: Any, producer: str, *, timeout_s: float
@@ -27,11 +29,15 @@ def encode_chat(
     Raises:
         RequestError: the media cannot be served.
     """
-    request = {"messages": [_copied(message) for message in messages]}
+    params = copy.copy(sampling_params)
+    extra = dict(params.extra_args or {})
+    request: dict[str, Any] = {
+        "messages": [_copied(message) for message in messages],
+        "ec_transfer_params": extra.get(_PARAMS),
+    }
     with ThreadPoolExecutor(1) as thread:  # there may be a running event loop in this one, as in a notebook
         thread.submit(asyncio.run, _encode(request, producer, timeout_s)).result()
-    params = copy.copy(sampling_params)
-    params.extra_args = {**(params.extra_args or {}), "ec_transfer_params": request.get("ec_transfer_params", {})}
+    params.extra_args = {**extra, _PARAMS: request[_PARAMS] or {}}
     return request["messages"], params
 
 

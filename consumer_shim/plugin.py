@@ -7,6 +7,7 @@ one acts only in an EC consumer whose model was left in that state.
 
 import functools
 import logging
+import sys
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ def register() -> None:
     global _installed
     if _installed:
         return
-    from vllm.model_executor.model_loader import base_loader, utils
+    from vllm.model_executor.model_loader import base_loader
 
-    initialize_model = utils.initialize_model
+    initialize_model = base_loader.initialize_model
 
     @functools.wraps(initialize_model)
     def initialize_and_repair(vllm_config: Any, **options: Any) -> Any:
@@ -35,7 +36,9 @@ def register() -> None:
             keep_deepstack(model, vllm_config)
         return model
 
-    utils.initialize_model = base_loader.initialize_model = initialize_and_repair
+    for module in list(sys.modules.values()):  # loaders have the function by name; those that come later, from utils
+        if getattr(module, "initialize_model", None) is initialize_model:
+            module.initialize_model = initialize_and_repair  # type: ignore[attr-defined]
     _installed = True
 
 
@@ -47,7 +50,8 @@ def is_installed() -> bool:
 def keep_deepstack(model: Any, vllm_config: Any) -> None:
     """Gives `model` what it lacks to take DeepStack's features; nothing if it lacks nothing."""
     levels = num_deepstack_levels(vllm_config.model_config.hf_config)
-    if not levels or getattr(model, "use_deepstack", True):
+    is_off = not getattr(model, "use_deepstack", True) and getattr(model, "deepstack_num_level", None) == 0
+    if not levels or not is_off:
         return
     model.use_deepstack = True
     model.deepstack_num_level = levels

@@ -6,13 +6,14 @@ Sent again is what had no room or reached nobody. An Encode has no effect but on
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeGuard
 
 import grpc
 
 from consumer_shim.errors import ProducerError
 from producer.wire.pb import encoder_cache_pb2 as pb
 
-RETRYABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_RETRYABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _MAX_ATTEMPTS = 3
 _FIRST_DELAY_S = 0.05
 
@@ -29,7 +30,6 @@ class Attempts:
         self._outcomes: dict[int, pb.Ticket | ProducerError] = {}
         self._pending = list(range(len(items)))
         self._num = 0
-        self._hint_s = 0.0
 
     @property
     def items(self) -> list[pb.MediaItem]:
@@ -59,7 +59,8 @@ class Attempts:
             )
         answered = dict(zip(self._pending, found, strict=True))
         self._outcomes |= answered
-        return self._again([place for place, one in answered.items() if _is_retryable(one)])
+        refused = {place: one for place, one in answered.items() if _is_retryable(one)}
+        return self._again(list(refused), *refused.values())
 
     def failed(self, error: ProducerError) -> float | None:
         """An attempt failed as a whole. Seconds to wait before the next one; None where there is none.
@@ -67,16 +68,16 @@ class Attempts:
         Raises:
             ProducerError: `error`, where there is none and no item has an outcome of its own.
         """
-        delay_s = self._again(self._pending) if _is_retryable(error) else None
+        delay_s = self._again(self._pending, error) if _is_retryable(error) else None
         if delay_s is None:
             if not self._outcomes:
                 raise error
             self._outcomes |= dict.fromkeys(self._pending, error)
         return delay_s
 
-    def _again(self, places: list[int]) -> float | None:
+    def _again(self, places: list[int], *errors: ProducerError) -> float | None:
         self._num += 1
-        hints = [one.retry_delay_s for place in places if isinstance(one := self._outcomes.get(place), ProducerError)]
+        hints = [error.retry_delay_s for error in errors]
         delay_s: float = max([_FIRST_DELAY_S * 2**self._num, *hints]) * random.uniform(1.0, 1.5)
         if not places or self._num == _MAX_ATTEMPTS or delay_s >= self.left_s:
             return None
@@ -84,5 +85,5 @@ class Attempts:
         return delay_s
 
 
-def _is_retryable(outcome: pb.Ticket | ProducerError) -> bool:
-    return isinstance(outcome, ProducerError) and outcome.code in RETRYABLE
+def _is_retryable(outcome: pb.Ticket | ProducerError) -> TypeGuard[ProducerError]:
+    return isinstance(outcome, ProducerError) and outcome.code in _RETRYABLE

@@ -11,14 +11,26 @@ from producer.wire.pb import encoder_cache_pb2 as pb
 
 _MODALITIES = {
     "image_url": "image",
+    "input_image": "image",
     "image_pil": "image",  # offline only
     "video_url": "video",
     "audio_url": "audio",
     "input_audio": "audio",
 }
 """The modality of a content part that brings media, by the part's type."""
-_FOREIGN_TYPES = {*_MODALITIES, "input_image", "image"}
-"""Types of parts with media, of the other APIs too."""
+_OTHER_TYPES = (
+    *("text", "thinking", "input_text", "output_text", "refusal", "tool_reference"),
+    *("image_embeds", "video_embeds", "audio_embeds", "prompt_embeds"),
+)
+"""The other types that vLLM knows; a part of a type that it does not know is its to refuse."""
+_TYPES_BY_FIELD = (
+    *("image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
+    *("audio_url", "input_audio", "video_url"),
+)
+"""What vLLM takes a part for that has no type, or a uuid: the first of these fields that it has."""
+_SCHEMA_FIELDS = ("tools", "functions", "response_format", "structured_outputs", "text", "chat_template_kwargs")
+"""Fields of a body that describe data, in which names of media mean nothing."""
+_STAND_INS = ("image_embeds", "video_embeds", "audio_embeds", "image_url")
 _UNSUPPORTED_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
@@ -46,15 +58,16 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
     Raises:
         RequestError: a part, or what the request combines with it, cannot be served.
     """
-    found = list(_content_parts(body))
+    found = [(content, index, part, _kind(part)) for content, index, part in _content_parts(body)]
     parts = [
-        MediaPart(content, index, _MODALITIES[kind], _source(part[kind], kind))
-        for content, index, part in found
-        if (kind := _kind(part)) is not None
+        MediaPart(content, index, _MODALITIES[kind], _source(part, kind))
+        for content, index, part, kind in found
+        if kind in _MODALITIES
     ]
-    modalities = {part.modality for part in parts}
-    for modality in modalities & {str(part.get("type")).removesuffix("_embeds") for _, _, part in found}:
-        raise RequestError(400, f"a request may carry {modality} media or {modality}_embeds parts, not both")
+    kinds = {kind for *_, kind in found}
+    for modality in sorted({part.modality for part in parts}):
+        if f"{modality}_embeds" in kinds:
+            raise RequestError(400, f"a request may carry {modality} media or {modality}_embeds parts, not both")
     for name in _UNSUPPORTED_FIELDS if parts else ():
         if body.get(name):
             raise RequestError(
@@ -63,12 +76,20 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
     return parts
 
 
-def names_media(value: Any) -> bool:
-    """Whether there is a part with media anywhere in a body's `messages` or `input`, whichever API it is of."""
-    if isinstance(value, dict):
-        kind = value.get("type")
-        return (isinstance(kind, str) and kind in _FOREIGN_TYPES) or any(map(names_media, value.values()))
-    return isinstance(value, list) and any(map(names_media, value))
+def names_media(body: Mapping[str, Any]) -> bool:
+    """Whether there is a part with media anywhere in a body, whichever of vLLM's APIs it is of."""
+    if body.get("images"):  # of embeddings
+        return True
+    left: list[Any] = [value for name, value in body.items() if name not in _SCHEMA_FIELDS]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if value.get("type") == "image" or _kind(value) in _MODALITIES:
+                return True
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return False
 
 
 def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Sequence[pb.Ticket], address: str) -> None:
@@ -88,8 +109,8 @@ def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Seq
     if not isinstance(params, dict):
         raise RequestError(400, "ec_transfer_params is not an object")
     pulls = [PullTicket.from_message(ticket, address) for ticket in tickets]
-    replacements = [_stand_in(ticket) for ticket in tickets]
-    for part, replacement in zip(parts, replacements, strict=True):
+    replacements = list(zip(parts, map(_stand_in, tickets), strict=True))
+    for part, replacement in replacements:
         part.content[part.index] = replacement
     body["ec_transfer_params"] = {**params, **to_params(pulls)}
 
@@ -117,25 +138,38 @@ def _content_parts(body: Mapping[str, Any]) -> Iterator[tuple[list[Any], int, di
 
 
 def _kind(part: Mapping[str, Any]) -> str | None:
-    """The type of a part that brings media; vLLM takes parts without a `type`, too."""
-    return next((kind for kind in _MODALITIES if kind in part and part.get("type", kind) == kind), None)
+    """What vLLM takes a part for; None where it knows nothing of the kind."""
+    kind, uuid = part.get("type"), part.get("uuid")
+    if uuid is None and isinstance(kind, str):
+        return kind if kind in _MODALITIES or kind in _OTHER_TYPES else None
+    if uuid is None and kind is not None:
+        return None
+    return next((field for field in _TYPES_BY_FIELD if field in part), None)
 
 
-def _source(source: Any, kind: str) -> str | pb.DecodedMedia:
-    if kind != "image_pil":
-        return _url(source, kind)
-    if getattr(source, "mode", None) != "RGB":
-        raise RequestError(400, f"image_pil is {str(source)[:80]}; expected a PIL image of mode RGB")
-    return pb.DecodedMedia(shape=[source.height, source.width, 3], data=source.tobytes())
-
-
-def _url(source: Any, kind: str) -> str:
-    if kind == "input_audio" and isinstance(source, dict):
-        return f"data:audio/{source.get('format')};base64,{source.get('data')}"
-    url = source.get("url") if isinstance(source, dict) else source
+def _source(part: Mapping[str, Any], kind: str) -> str | pb.DecodedMedia:
+    if kind == "image_pil":
+        return _pixels(part.get(kind))
+    if kind == "input_audio":
+        return _audio_url(part.get(kind))
+    source = part.get("image_url" if kind == "input_image" else kind)
+    url = _url_of(source)
     if not isinstance(url, str) or not url:
         raise RequestError(400, f"an {kind} part has no url; media must come with each request, whatever their uuid")
     return url
+
+
+def _audio_url(audio: Any) -> str:
+    data = audio.get("data") if isinstance(audio, dict) else None
+    if not isinstance(data, str) or not data:
+        raise RequestError(400, "an input_audio part has no data; media must come with each request")
+    return f"data:audio/{audio.get('format')};base64,{data}"
+
+
+def _pixels(image: Any) -> pb.DecodedMedia:
+    if getattr(image, "mode", None) != "RGB":
+        raise RequestError(400, f"image_pil is {str(image)[:80]}; expected a PIL image of mode RGB")
+    return pb.DecodedMedia(shape=[image.height, image.width, 3], data=image.tobytes())
 
 
 def data_of(url: str) -> bytes:
@@ -163,8 +197,12 @@ def _stand_in(ticket: pb.Ticket) -> dict[str, Any]:
     if not isinstance(part, dict) or part.get("uuid") != ticket.key:
         raise ValueError("the content part of a ticket does not go by its key")
     kind = part.get("type")
-    if kind == "image_url" and str(_url(part.get(kind), kind)).startswith("data:"):
-        return part
-    if isinstance(kind, str) and kind.endswith("_embeds"):
-        return part
-    raise ValueError(f"the content part of a ticket is of type {str(kind)[:40]}")
+    if kind not in _STAND_INS or part.keys() != {"type", "uuid", kind}:
+        raise ValueError(f"the content part of a ticket is of type {str(kind)[:40]}, or has more than its type says")
+    if kind == "image_url" and not str(_url_of(part[kind])).startswith("data:"):
+        raise ValueError("the content part of a ticket has an image without a data URL")
+    return part
+
+
+def _url_of(source: Any) -> Any:
+    return source.get("url") if isinstance(source, dict) else source

@@ -6,6 +6,7 @@ hold is not relied on, since it can evict within one scheduling pass. All method
 
 import itertools
 import logging
+import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from producer.wire.block import HEADER_BYTES, EmbeddingShape
 logger = logging.getLogger(__name__)
 
 _MAX_FAILURES = 1024
+_MAX_LEFT = 4096
 _IN_BAND = ""
 """Stands for the key of what has none, since it brings its own tensor."""
 
@@ -79,12 +81,12 @@ class SchedulerSide:
         start: Callable[[Pull], None],
         *,
         addresses: Iterable[str],
-        width: int,
+        width: Callable[[str], int],
         dtype: str,
         pull_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start` has a pull run on some thread. `width` and `dtype` are what the language model takes."""
+        """`start` has a pull run on some thread. `width`, by modality, and `dtype` are what the model takes."""
         self._store = store
         self._start = start
         self._addresses = frozenset(addresses)
@@ -100,6 +102,8 @@ class SchedulerSide:
         self._loading: dict[int, Block] = {}
         self._unavailable: set[str] = set()
         self._failures: OrderedDict[str, Failure] = OrderedDict()  # by a ticket's lease
+        self._left: OrderedDict[str, PullTicket] = OrderedDict()  # by key
+        self._left_lock = threading.Lock()
 
     def is_ready(
         self, request_id: str, computed: int, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]
@@ -176,10 +180,24 @@ class SchedulerSide:
         """Why the request that held this ticket's lease failed; may be asked from any thread."""
         return self._failures.get(lease_id)
 
+    def leave_tickets(self, tickets: Sequence[PullTicket]) -> None:
+        """Tickets for requests without any whose items go by a ticket's key. From any thread."""
+        with self._left_lock:
+            for ticket in tickets:
+                self._left.pop(ticket.key, None)
+                self._left[ticket.key] = ticket
+            while len(self._left) > _MAX_LEFT:
+                self._left.popitem(last=False)
+
+    def _left_for(self, items: Iterable[RequestItem]) -> list[PullTicket]:
+        with self._left_lock:
+            return [self._left[item.identifier] for item in items if item.identifier in self._left]
+
     def _admit(self, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]) -> _Request:
         request = _Request()
         try:
             items, tickets = describe()
+            tickets = tickets or self._left_for(items)
             request.leases = [ticket.lease_id for ticket in tickets]
             for item, ticket in _pair(items, tickets):
                 if ticket is not None:
@@ -195,7 +213,7 @@ class SchedulerSide:
         """Compares what the ticket promises with what the request and the model take; ValueError names the first."""
         differences = (
             ("rows", ticket.num_rows, item.num_rows),
-            ("elements a row", ticket.width, self._width),
+            ("elements a row", ticket.width, self._width(item.modality)),
             ("elements of", ticket.dtype, self._dtype),
         )
         for what, found, expected in differences:
@@ -310,5 +328,5 @@ def _pair(items: Sequence[RequestItem], tickets: Sequence[PullTicket]) -> list[t
         else:
             raise ValueError(f"{item.modality} {item.identifier[:16]} brings neither an embedding nor a ticket for one")
     if any(waiting.values()):
-        raise ValueError("the request has more tickets than media")
+        raise ValueError("the request has more tickets than media that wait for one")
     return pairs

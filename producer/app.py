@@ -72,7 +72,7 @@ async def serve(config: ServeConfig) -> None:
             preprocessor.prepare,
             loop.submit,
             fingerprint=model.fingerprint,
-            modalities=model.modalities,
+            modalities=tuple(model.widths),
             max_queue_items=config.max_queue_items,
             max_item_bytes=config.max_item_bytes,
             metrics=metrics,
@@ -213,17 +213,17 @@ async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) 
     """Encodes an item of each modality through every stage, so that 'ready' means that an encode works."""
     from producer.decode import sample
 
-    for modality in model.modalities:
+    for modality, expected in model.widths.items():
         try:
             lease = await asyncio.wait_for(admission.encode(sample(modality)), _WARM_UP_TIMEOUT_S)
         except (ServiceError, asyncio.TimeoutError) as error:
             raise UnsupportedModelError(f"model {model.model}: a test {modality} cannot be encoded: {error}") from error
         pool.release(lease.lease_id)
         width = lease.info.shape.width
-        if width != model.width:
+        if width != expected:
             raise UnsupportedModelError(
                 f"model {model.model}: its {modality} embeddings have {width} elements a row, its language model takes"
-                f" {model.width}"
+                f" {expected}"
             )
 
 
@@ -234,7 +234,9 @@ def _model_info(
         model=model.model,
         fingerprint=model.fingerprint,
         dtype=model.dtype,
-        modalities=[pb.ModalityInfo(modality=modality_number(name), width=model.width) for name in model.modalities],
+        modalities=[
+            pb.ModalityInfo(modality=modality_number(name), width=width) for name, width in model.widths.items()
+        ],
         limits=pb.Limits(
             max_items_per_request=config.max_items_per_request,
             max_item_bytes=config.max_item_bytes,

@@ -72,8 +72,7 @@ class ModelInfo:
     model: str
     fingerprint: str  # 64 hex digits
     dtype: str
-    width: int
-    """Elements of a row that the language model takes."""
-    modalities: tuple[str, ...]
+    widths: dict[str, int]
+    """By modality that is served, the elements of a row that the language model takes."""
     versions: dict[str, str]
     attention_backend: str

@@ -108,8 +108,7 @@ class VllmEncoder:
             model=self._model_name,
             fingerprint=digest,
             dtype=self.dtype,
-            width=embedding_width(self.model_config.hf_config, self.model_config.get_inputs_embeds_size()),
-            modalities=tuple(self.forms),
+            widths={modality: embedding_width(self.model_config, modality) for modality in self.forms},
             versions=_versions(),
             attention_backend=self._attention_backend(),
         )

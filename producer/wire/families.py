@@ -10,14 +10,14 @@ EXTRA_FIELDS: Final[Mapping[str, frozenset[str]]] = {
 """Processed fields, by modality, that go with the declared metadata of an item and are no embedding."""
 
 
-def embedding_width(config: Any, input_width: int) -> int:
-    """Elements a row of an embedding: with DeepStack, the features of several layers of the language model.
+def embedding_width(model_config: Any, modality: str) -> int:
+    """Elements a row of an embedding of `modality`, for vLLM's `model_config`.
 
-    Args:
-        config: the model's Hugging Face configuration.
-        input_width: elements of a row that enter its first layer.
+    As many as the language model's first layer takes, and with DeepStack, of which sound has no part, further layers.
     """
-    return input_width * (1 + num_deepstack_levels(config))
+    levels = 0 if modality == "audio" else num_deepstack_levels(model_config.hf_config)
+    width: int = model_config.get_inputs_embeds_size()
+    return width * (1 + levels)
 
 
 def num_deepstack_levels(config: Any) -> int:

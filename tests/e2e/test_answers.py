@@ -36,6 +36,21 @@ def test_tokens_and_logprobs_equal_plain_vllms(
     assert len(answer.token_ids) == len(answer.logprobs) == 24
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_beam_search(servers: Servers, transport: str) -> None:
+    """vLLM makes a request of its own for each step of a beam, with the media but without their tickets."""
+    parts: list[Part] = [photos()["motorcycle_left.png"], "and", photos()["retina.jpg"], "What?"]
+    body = chat_request(parts, n=2, use_beam_search=True, max_tokens=6, logprobs=False)
+    plain, llm_only = (
+        httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+        for server in (servers.plain, servers.llm_only[transport])
+    )
+    assert plain.status_code == llm_only.status_code == 200, llm_only.text
+    texts = [[choice["message"]["content"] for choice in one.json()["choices"]] for one in (plain, llm_only)]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 2
+
+
 def test_each_transport_pulled(servers: Servers, conversations: dict[str, list[Part]]) -> None:
     """Prefix caching may spare a pull, so each server gets a picture that it has not seen."""
     for index, transport in enumerate(TRANSPORTS):
@@ -82,9 +97,10 @@ def test_in_band_embeddings_pass_untouched(servers: Servers) -> None:
     (ticket,) = producer.encode([pb.MediaItem(modality=pb.MODALITY_IMAGE, data=photo.data)], 60)
     assert not isinstance(ticket, ProducerError)
     rows = torch.frombuffer(bytearray(producer.fetch(ticket, 60)), dtype=torch.bfloat16)
+    content_part = json.loads(ticket.content_part)
     file, grid = io.BytesIO(), io.BytesIO()
     torch.save(rows.view(ticket.num_rows, ticket.width), file)
-    torch.save(torch.tensor(list(ticket.metadata["image_grid_thw"].ints)), grid)
+    torch.save(torch.tensor(content_part["image_embeds"]["image_grid_thw"]), grid)
     embeds = {
         "image_embeds": base64.b64encode(file.getvalue()).decode(),
         "image_grid_thw": base64.b64encode(grid.getvalue()).decode(),

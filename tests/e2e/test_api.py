@@ -46,7 +46,8 @@ def test_model_info(servers: Servers, model: Path) -> None:
     client.close()
     assert info.model == str(model)
     assert len(info.fingerprint) == 64
-    assert [(one.modality, one.width) for one in info.modalities] == [(pb.MODALITY_IMAGE, 128)]
+    widths = {one.modality: one.width for one in info.modalities}
+    assert widths == {pb.MODALITY_IMAGE: 128, pb.MODALITY_VIDEO: 128}
     assert info.dtype == "bfloat16"
     assert list(info.transports) == ["shm", "nixl", "mooncake", "grpc"]
     assert info.address == servers.producer.address

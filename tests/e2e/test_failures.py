@@ -1,6 +1,7 @@
 """What a client sees when an embedding cannot be had: a clear error in seconds, and an engine that lives on."""
 
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -55,11 +56,7 @@ def encode(address: str, data: bytes) -> tuple[pb.Ticket, PullTicket]:
 def request_with(ticket: pb.Ticket, pull: PullTicket, **overrides: Any) -> dict[str, Any]:
     """A chat request that carries a ticket itself, as a gateway of one's own would send it."""
     request = chat_request(["What is it?"], ec_transfer_params=to_params([pull]), **overrides)
-    part = {
-        "type": "image_embeds",
-        "image_embeds": {"image_grid_thw": list(ticket.metadata["image_grid_thw"].ints)},
-        "uuid": pull.key,
-    }
+    part = json.loads(ticket.content_part) | {"uuid": pull.key}
     request["messages"][0]["content"].insert(0, part)
     return request
 
@@ -114,14 +111,6 @@ def test_a_bad_image_is_refused_by_its_number(llm_only: VllmServer) -> None:
     with pytest.raises(ChatError, match=r"image 2 of 2: the image cannot be decoded") as refused:
         ask(llm_only.url, chat_request([photo, broken, "What is it?"]))
     assert refused.value.status == 400
-
-
-def test_a_url_is_refused(llm_only: VllmServer) -> None:
-    request = chat_request(["What is it?"])
-    request["messages"][0]["content"].append({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}})
-    answer = refusal(llm_only.url, request)
-    assert answer.status_code == 400
-    assert "not a data URL" in answer.json()["error"]["message"]
 
 
 def test_an_evicted_embedding_fails_clearly(llm_only: VllmServer, small_producer: ProducerServer) -> None:

@@ -67,7 +67,7 @@ def test_a_request_with_its_image(
     assert ask(stock.url, request) == expected
     keys = {ticket.key for ticket in tickets.values()}
     others = {path.parent.name for path in folder.glob("*/*.safetensors")} - keys
-    assert len(others) == len(tickets) + 2  # the producer's own test image has both names
+    assert len(others) == len(tickets) + 4  # the producer's own test image and video have both names
     for name in others:
         spoil(folder, name)
     another = chat_request([photos()["chelsea.png"], "What is it?"])
@@ -80,7 +80,5 @@ def test_a_request_with_metadata_and_the_key(
     request = chat_request([photos()["rocket.jpg"], "What is it?"])
     expected = ask(servers.plain.url, request)
     ticket = tickets["rocket.jpg"]
-    grid = list(ticket.metadata["image_grid_thw"].ints)
-    part = {"type": "image_embeds", "image_embeds": {"image_grid_thw": grid}, "uuid": ticket.key}
-    request["messages"][0]["content"][0] = part
+    request["messages"][0]["content"][0] = json.loads(ticket.content_part)
     assert ask(stock.url, request) == expected

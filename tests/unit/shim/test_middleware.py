@@ -19,7 +19,7 @@ import consumer_shim.fetch  # noqa: F401 – here, since it imports vLLM for lon
 from consumer_shim import middleware, retries
 from consumer_shim.middleware import EncodeMiddleware
 from consumer_shim.pull import Failure
-from consumer_shim.reasons import ReasonServer
+from consumer_shim.side_channel import SideChannel
 from consumer_shim.tickets import from_params
 from producer.server import Servicer
 from producer.wire.pb import encoder_cache_pb2 as pb
@@ -820,7 +820,7 @@ LEASE = f"{0:032x}"
 async def answer(stack: Stack, messages: list[Message], failures: dict[str, Failure], body: bytes) -> Client:
     """What a client gets when the app answers `messages`, and the engine knows `failures` by lease."""
     stack.app.messages = messages
-    server = ReasonServer(stack.engine_id, failures.get)
+    server = SideChannel(stack.engine_id, failures.get, print)
     try:
         return await stack.post(body)
     finally:

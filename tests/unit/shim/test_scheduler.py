@@ -54,7 +54,7 @@ class Engine:
             self.store,
             self.pulls.append,
             addresses=[ADDRESS],
-            width=WIDTH,
+            width=lambda modality: WIDTH,
             dtype=DTYPE,
             pull_timeout_s=TIMEOUT_S,
             clock=self.clock,

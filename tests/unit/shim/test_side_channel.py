@@ -1,4 +1,4 @@
-"""Reasons for failed requests, asked for across processes."""
+"""Reasons for failed requests and tickets for others, across processes."""
 
 import socket
 import threading
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from consumer_shim.pull import Failure
-from consumer_shim.reasons import ReasonServer, ask
+from consumer_shim.side_channel import SideChannel, ask_reason, leave_tickets
+from consumer_shim.tickets import PullTicket
 
 BOUND_S = 10.0
 GONE = Failure(503, "the embedding has gone: größer als ein Zeichen")
@@ -20,8 +21,8 @@ def engine_id() -> str:
 
 
 @pytest.fixture
-def server(engine_id: str) -> Iterator[ReasonServer]:
-    server = ReasonServer(engine_id, {"lost": GONE, "late": Failure(504, "x" * 5000)}.get)
+def server(engine_id: str) -> Iterator[SideChannel]:
+    server = SideChannel(engine_id, {"lost": GONE, "late": Failure(504, "x" * 5000)}.get, print)
     yield server
     server.close()
 
@@ -29,27 +30,27 @@ def server(engine_id: str) -> Iterator[ReasonServer]:
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("leases", [["lost"], ["fine", "lost"], ["lost", "late"]])
 def test_the_first_known_lease_gives_the_reason(engine_id: str, leases: list[str]) -> None:
-    assert ask(engine_id, leases) == GONE
+    assert ask_reason(engine_id, leases) == GONE
 
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("leases", [[], ["fine"], ["fine"] * 100])
 def test_unknown_leases_have_none(engine_id: str, leases: list[str]) -> None:
-    assert ask(engine_id, leases) is None
+    assert ask_reason(engine_id, leases) is None
 
 
 @pytest.mark.usefixtures("server")
 def test_a_long_reason_is_cut(engine_id: str) -> None:
-    assert ask(engine_id, ["late"]) == Failure(504, "x" * 2000)
+    assert ask_reason(engine_id, ["late"]) == Failure(504, "x" * 2000)
 
 
 @pytest.mark.usefixtures("server")
 def test_as_many_leases_as_a_request_may_have(engine_id: str) -> None:
-    assert ask(engine_id, ["lost"] + ["f" * 32] * 4095) == GONE
+    assert ask_reason(engine_id, ["lost"] + ["f" * 32] * 4095) == GONE
 
 
 def test_without_a_server_there_is_none(engine_id: str) -> None:
-    assert ask(engine_id, ["lost"]) is None
+    assert ask_reason(engine_id, ["lost"]) is None
 
 
 def test_a_server_that_does_not_answer(engine_id: str) -> None:
@@ -60,25 +61,25 @@ def test_a_server_that_does_not_answer(engine_id: str) -> None:
         asked_enough.wait(BOUND_S)
         return GONE
 
-    server = ReasonServer(engine_id, late)
-    assert ask(engine_id, ["lost"]) is None
+    server = SideChannel(engine_id, late, print)
+    assert ask_reason(engine_id, ["lost"]) is None
     asked_enough.set()
     server.close()
 
 
-def test_engines_do_not_hear_each_other(engine_id: str, server: ReasonServer) -> None:
-    other = ReasonServer(engine_id + "-other", {}.get)
-    assert ask(engine_id + "-other", ["lost"]) is None
-    assert ask(engine_id, ["lost"]) == GONE
+def test_engines_do_not_hear_each_other(engine_id: str, server: SideChannel) -> None:
+    other = SideChannel(engine_id + "-other", {}.get, print)
+    assert ask_reason(engine_id + "-other", ["lost"]) is None
+    assert ask_reason(engine_id, ["lost"]) == GONE
     other.close()
 
 
 @pytest.mark.usefixtures("server")
 def test_a_second_server_of_one_engine_is_harmless(engine_id: str, caplog: pytest.LogCaptureFixture) -> None:
-    second = ReasonServer(engine_id, {}.get)
-    assert "failed requests will have no reason: " in caplog.text
+    second = SideChannel(engine_id, {}.get, print)
+    assert "failed requests will have no reason" in caplog.text
     second.close()
-    assert ask(engine_id, ["lost"]) == GONE
+    assert ask_reason(engine_id, ["lost"]) == GONE
 
 
 def send(engine_id: str, question: bytes, name: str | None) -> None:
@@ -93,7 +94,7 @@ UNREADABLE = [b"", b"x", b"\xff", b"[", b'["lost"']
 
 def answers_after(engine_id: str, question: bytes, name: str | None) -> bool:
     send(engine_id, question, name)
-    return ask(engine_id, ["lost"]) == GONE
+    return ask_reason(engine_id, ["lost"]) == GONE
 
 
 @pytest.mark.usefixtures("server")
@@ -128,9 +129,39 @@ def test_it_survives_a_sender_without_a_name(engine_id: str, question: bytes) ->
 
 def test_closing_ends_its_thread_and_frees_its_name(engine_id: str, caplog: pytest.LogCaptureFixture) -> None:
     before = set(threading.enumerate())
-    ReasonServer(engine_id, {}.get).close()
+    SideChannel(engine_id, {}.get, print).close()
     for thread in set(threading.enumerate()) - before:
         thread.join(2.0)
         assert not thread.is_alive()
-    ReasonServer(engine_id, {}.get).close()
+    SideChannel(engine_id, {}.get, print).close()
     assert caplog.text == ""
+
+
+# Tickets
+
+
+def tickets(count: int) -> list[PullTicket]:
+    fields = {"modality": "image", "num_rows": 4, "width": 8, "dtype": "float32", "address": "producer:50051"}
+    return [
+        PullTicket(key=f"{number:064x}", epoch="0" * 16, lease_id=f"{number:032x}", **fields)  # type: ignore[arg-type]
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_tickets_arrive(engine_id: str, count: int) -> None:
+    left: list[PullTicket] = []
+    channel = SideChannel(engine_id, {}.get, left.extend)
+    assert leave_tickets(engine_id, tickets(count))
+    assert left == tickets(count)
+    assert ask_reason(engine_id, ["lost"]) is None  # it answers on
+    channel.close()
+
+
+def test_tickets_that_do_not_arrive(engine_id: str) -> None:
+    assert not leave_tickets(engine_id, tickets(1))  # nobody is there
+    left: list[PullTicket] = []
+    channel = SideChannel(engine_id, {}.get, left.extend)
+    assert not leave_tickets(engine_id, tickets(65))
+    assert left == []
+    channel.close()
