@@ -77,6 +77,7 @@ class StandIns:
         self._fields = processor.info.data_parser.placeholder_metadata_fields
         self._tensor = torch.zeros(1, dtype=model_config.dtype)
         self._width = model_config.get_inputs_embeds_size()
+        self._uses_mrope = model_config.uses_mrope
         self._forms: dict[str, Callable[[ProcessedItem], ContentPart]] = {
             "metadata": self._metadata,
             "tensor": self._embedding,
@@ -102,6 +103,8 @@ class StandIns:
 
     def _embedding(self, item: ProcessedItem) -> ContentPart:
         """Zeros that share one element, so that it takes little room."""
+        if self._uses_mrope:
+            raise ValueError("the model's rotary positions follow from an item's grid, which an embedding has not")
         return _embeds(item.modality, _saved(self._tensor.expand(item.num_rows, self._width)))
 
 

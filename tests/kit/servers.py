@@ -51,7 +51,7 @@ DRAIN_GRACE_S = 40.0  # above the producer's own limit for work in hand
 SHIM_CONNECTOR = ("consumer_shim.connector", "ECProducerConnector")
 NOISE_CONNECTOR = ("tests.kit.noise_connector", "NoiseConnector")
 NOISE_SWITCH = "EC_PRODUCER_NOISE_IF"
-"""Variable that names a file: the noise connector spoils embeddings while it is there, or always without the variable."""
+"""Names a file in the environment: the noise connector spoils embeddings while it is there, or always without this."""
 
 
 class VllmServer(Service):
