@@ -17,6 +17,9 @@ from producer.wire.contract import Reason
 _HASH_INLINE_BYTES = 1 << 20
 _DECODED = {"image": (3, 1), "video": (4, 1), "audio": (1, 4)}
 """Dimensions and bytes of an element of what a client decoded, by modality."""
+_RATES_HZ = {"video": (0.001, 1000.0), "audio": (1000.0, 384_000.0)}
+_MAX_FRAMES = 768
+_MAX_AUDIO_S = 600
 _URL = re.compile(rb"\s*(https?|ftp|file|s3|gs|data):", re.IGNORECASE)
 
 
@@ -166,13 +169,23 @@ class Admission:
 
 
 def _check_decoded(item: MediaItem, form: DecodedForm) -> None:
-    """Refuses a form that the bytes do not have, before anything is computed from it."""
+    """Refuses a form that the bytes do not have, or no device makes, before anything is computed from it."""
     dimensions, element_bytes = _DECODED[item.modality]
-    expected = math.prod(form.shape) * element_bytes
-    if len(form.shape) != dimensions or (dimensions > 1 and form.shape[-1] != 3) or expected != len(item.data):
+    has_form = len(form.shape) == dimensions and (dimensions == 1 or form.shape[-1] == 3)
+    if not has_form or math.prod(form.shape) * element_bytes != len(item.data):
         shape = "x".join(map(str, form.shape[:8]))
         raise InvalidItemError(
             Reason.MEDIA_UNREADABLE, f"a decoded {item.modality} of shape {shape} does not have {len(item.data)} bytes"
         )
-    if item.modality != "image" and not 0 < form.rate_hz < math.inf:
-        raise InvalidItemError(Reason.MEDIA_UNREADABLE, f"rate_hz is {form.rate_hz}; expected more than 0")
+    if item.modality == "image":
+        return
+    low, high = _RATES_HZ[item.modality]
+    if not low <= form.rate_hz <= high:
+        raise InvalidItemError(
+            Reason.MEDIA_UNREADABLE, f"rate_hz of the {item.modality} is {form.rate_hz}; allowed are {low} to {high}"
+        )
+    most = _MAX_FRAMES if item.modality == "video" else int(_MAX_AUDIO_S * form.rate_hz)
+    if form.shape[0] > most:
+        raise InvalidItemError(
+            Reason.MEDIA_TOO_LARGE, f"the {item.modality} has {form.shape[0]} frames or samples; allowed are {most}"
+        )

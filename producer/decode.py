@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 from vllm.config import ModelConfig
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
@@ -30,16 +29,20 @@ class Decoder:
         kwargs = {name: dict(values) for name, values in model_config.multimodal_config.media_io_kwargs.items()}
         image = ImageMediaIO(**kwargs.get("image", {}))
         video = kwargs.get("video", {})
-        if int(video.get("num_frames", 1)) < 1:
-            raise ValueError(f"media_io_kwargs: video.num_frames is {video['num_frames']}; a video needs a bound")
+        num_frames = video.get("num_frames", 1)
+        if not isinstance(num_frames, int) or num_frames < 1:
+            raise ValueError(f"media_io_kwargs: video.num_frames is {num_frames}; a video needs a bound")
         backend = get_video_loader_backend_for_processor(get_video_processor_cls_name(model_config))
         if backend and "video_backend" not in video:
             video["video_backend"] = backend
-        self._load: dict[str, Callable[[bytes], Any]] = {
-            "image": image.load_bytes,
-            "video": VideoMediaIO(image, **video).load_bytes,
-            "audio": AudioMediaIO(**kwargs.get("audio", {})).load_bytes,
-        }
+        try:
+            self._load: dict[str, Callable[[bytes], Any]] = {
+                "image": image.load_bytes,
+                "video": VideoMediaIO(image, **video).load_bytes,
+                "audio": AudioMediaIO(**kwargs.get("audio", {})).load_bytes,
+            }
+        except (TypeError, AssertionError) as error:
+            raise ValueError(f"media_io_kwargs: {error}") from None
 
     def decode(self, item: MediaItem) -> Any:
         """The item as its modality's processor takes it. Raises whatever vLLM's decoders raise at hostile bytes."""
@@ -54,21 +57,23 @@ class Decoder:
 
 
 def sample(modality: str) -> MediaItem:
-    """A small item of `modality`, to try a model with: grey, or a second of near silence in a file."""
-    if modality == "audio":
-        return MediaItem(modality=modality, data=_wav(np.ones(16000, "<i2"), rate_hz=16000))
-    shape = (196, 224, 3) if modality == "image" else (8, 112, 84, 3)
-    data = bytes([128]) * math.prod(shape)
-    return MediaItem(modality=modality, data=data, decoded=DecodedForm(shape=shape, rate_hz=4))
+    """A small item of `modality`, to try a model with: grey, or a second of near silence.
 
-
-def _wav(samples: NDArray[np.int16], rate_hz: int) -> bytes:
-    """A file, since the libraries that read sound may be missing where a model could take it."""
+    Files, but for video: the libraries that read sound may be missing where a model could take it.
+    """
+    if modality == "video":
+        shape = (6, 56, 84, 3)
+        return MediaItem(
+            modality=modality, data=bytes([128]) * math.prod(shape), decoded=DecodedForm(shape=shape, rate_hz=4)
+        )
     buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setparams((1, 2, rate_hz, len(samples), "NONE", ""))
-        file.writeframes(samples.tobytes())
-    return buffer.getvalue()
+    if modality == "image":
+        Image.new("RGB", (224, 196), "grey").save(buffer, "PNG")
+    else:
+        with wave.open(buffer, "wb") as file:
+            file.setparams((1, 2, 16000, 16000, "NONE", ""))
+            file.writeframes(np.ones(16000, "<i2").tobytes())
+    return MediaItem(modality=modality, data=buffer.getvalue())
 
 
 def _video_metadata(num_frames: int, rate_hz: float) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`ec-producer encode`: a client for people. Needs no vLLM and no GPU."""
 
-import mimetypes
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -10,6 +9,11 @@ from producer.safetensors_file import pack
 from producer.wire.block import EmbeddingShape
 from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
+
+_SUFFIXES = {
+    "video": (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp"),
+    "audio": (".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma"),
+}
 
 
 def encode_files(files: list[Path], address: str, folder: Path | None, timeout_s: float) -> int:
@@ -47,8 +51,8 @@ def _encode_file(producer: Producer, path: Path, folder: Path | None, timeout_s:
 
 def _modality(path: Path) -> pb.Modality.ValueType:
     """By the file's name; an image where that says nothing."""
-    kind = (mimetypes.guess_type(path)[0] or "image").partition("/")[0]
-    return modality_number(kind if kind in ("video", "audio") else "image")
+    suffix = path.suffix.lower()
+    return modality_number(next((kind for kind, suffixes in _SUFFIXES.items() if suffix in suffixes), "image"))
 
 
 def _write(folder: Path, ticket: pb.Ticket, rows: bytes) -> None:

@@ -21,7 +21,8 @@ def media_item(item: pb.MediaItem) -> MediaItem:
     modality = modality_name(item.modality)
     if not item.HasField("decoded"):
         return MediaItem(modality=modality, data=item.data)
-    form = DecodedForm(shape=tuple(item.decoded.shape), rate_hz=item.decoded.rate_hz)
+    rate_hz = 0.0 if modality == "image" else item.decoded.rate_hz
+    form = DecodedForm(shape=tuple(item.decoded.shape), rate_hz=rate_hz)
     return MediaItem(modality=modality, data=item.decoded.data, decoded=form)
 
 

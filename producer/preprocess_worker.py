@@ -16,7 +16,7 @@ from producer.core import ContentPart, MediaItem
 from producer.decode import Decoder
 from producer.stand_in import Processor, StandIns
 
-_ADDRESS = re.compile(r"\s*<[^>]* at 0x[0-9a-f]+>|\s*0x[0-9a-f]{6,}|(?<!\w)/[\w./-]+")
+_ADDRESS = re.compile(r"\s*<[^>]* at 0x[0-9a-fA-F]+>|\s*0x[0-9a-fA-F]{6,}|(?<!\w)/[\w./-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

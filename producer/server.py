@@ -114,7 +114,7 @@ class Servicer(EncoderCacheServicer):
             if _canonical(expected) != own:
                 raise MismatchError(
                     Reason.SETTINGS_MISMATCH,
-                    f"{name[:64]} is {own} at the encoder service and {expected[:200]} at its client",
+                    f"{name[:64]} is {own[:200]} at the encoder service and {expected[:200]} at its client",
                 )
 
     async def _encode(self, index: int, item: pb.MediaItem, leases: list[Lease]) -> pb.ItemOutcome:

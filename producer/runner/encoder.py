@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm.envs as envs
 from vllm.config import set_current_vllm_config
 from vllm.distributed import (
     destroy_distributed_environment,
@@ -182,7 +183,8 @@ class VllmEncoder:
         return not any(one.startswith(language_models) for one in mapped)
 
     def _fingerprint_settings(self) -> dict[str, Any]:
-        return {**self._settings, "dtype": self.dtype, "fidelity": "exact"}
+        video_loader = envs.VLLM_VIDEO_LOADER_BACKEND
+        return {**self._settings, "dtype": self.dtype, "fidelity": "exact", "video_loader": video_loader}
 
     def _attention_backend(self) -> str:
         """Read off the first layer that has one, never assumed."""

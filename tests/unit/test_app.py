@@ -19,13 +19,13 @@ from producer.wire.block import EmbeddingShape
 from producer.wire.contract import Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 
-WIDTH = 8
+WIDTHS = {"image": 24, "video": 24, "audio": 8}
+"""As with DeepStack, of which sound has no part."""
 MODEL = ModelInfo(
     model="tiny",
     fingerprint="0" * 64,
     dtype="float32",
-    width=WIDTH,
-    modalities=("image", "video", "audio"),
+    widths=WIDTHS,
     versions={},
     attention_backend="TORCH_SDPA",
 )
@@ -37,7 +37,7 @@ class Stages:
     def __init__(self, pool: EmbeddingPool) -> None:
         self._pool = pool
         self.items: list[MediaItem] = []
-        self.widths = dict.fromkeys(MODEL.modalities, WIDTH)
+        self.widths = dict(WIDTHS)
         self.undecodable = ""
         self.stuck = ""
 
@@ -47,7 +47,7 @@ class Stages:
             self._prepare,
             self._submit,
             fingerprint="0" * 64,
-            modalities=MODEL.modalities,
+            modalities=tuple(WIDTHS),
             max_queue_items=4,
             max_item_bytes=max_item_bytes,
             metrics=Metrics(),
@@ -89,11 +89,11 @@ async def test_it_is_ready_once_an_item_of_each_modality_was_encoded(stages: Sta
 
 
 async def test_only_what_is_served_is_tried(stages: Stages, pool: EmbeddingPool) -> None:
-    await _warm_up(stages.admission(), pool, dataclasses.replace(MODEL, modalities=("audio",)))
+    await _warm_up(stages.admission(), pool, dataclasses.replace(MODEL, widths={"audio": 8}))
     assert [item.modality for item in stages.items] == ["audio"]
 
 
-@pytest.mark.parametrize("modality", MODEL.modalities)
+@pytest.mark.parametrize("modality", WIDTHS)
 async def test_a_modality_that_cannot_be_encoded_is_named(stages: Stages, pool: EmbeddingPool, modality: str) -> None:
     stages.undecodable = modality
     with pytest.raises(UnsupportedModelError, match=f"model tiny: a test {modality} cannot be encoded: no decoder"):
@@ -105,28 +105,25 @@ async def test_an_encode_that_never_ends_is_named(
 ) -> None:
     monkeypatch.setattr("producer.app._WARM_UP_TIMEOUT_S", 0.01)
     stages.stuck = "video"
-    only_video = dataclasses.replace(MODEL, modalities=("video",))
+    only_video = dataclasses.replace(MODEL, widths={"video": 24})
     with pytest.raises(UnsupportedModelError, match="model tiny: a test video cannot be encoded"):
         await _warm_up(stages.admission(), pool, only_video)
 
 
-@pytest.mark.parametrize("modality", MODEL.modalities)
-@pytest.mark.parametrize("width", [WIDTH // 2, 2 * WIDTH])
+@pytest.mark.parametrize(
+    ("modality", "width"), [("image", 8), ("image", 32), ("video", 16), ("video", 25), ("audio", 24), ("audio", 4)]
+)
 async def test_embeddings_of_another_width_than_the_language_models_are_refused(
     stages: Stages, pool: EmbeddingPool, modality: str, width: int
 ) -> None:
     """The shim would fail each of its requests; better nobody sends one."""
     stages.widths[modality] = width
-    said = f"model tiny: its {modality} embeddings have {width} elements a row, its language model takes 8"
+    takes = f"its language model takes {WIDTHS[modality]}"
+    said = f"model tiny: its {modality} embeddings have {width} elements a row, {takes}"
     with pytest.raises(UnsupportedModelError, match=said):
         await _warm_up(stages.admission(), pool, MODEL)
 
 
-@pytest.mark.xfail(
-    raises=UnsupportedModelError,
-    reason="samples are sent decoded: a producer with --max-item-bytes below 220 KiB, enough for its clients' files,"
-    " does not start any more",
-)
 async def test_a_small_limit_for_files_does_not_stop_it(stages: Stages, pool: EmbeddingPool) -> None:
     await _warm_up(stages.admission(max_item_bytes=100 << 10), pool, MODEL)
 
@@ -134,7 +131,7 @@ async def test_a_small_limit_for_files_does_not_stop_it(stages: Stages, pool: Em
 def test_what_is_served_is_said_with_its_width() -> None:
     info = _model_info(ServeConfig(model="tiny"), MODEL, epoch=1, address="h:1", shared_memory="")
     served = [(one.modality, one.width) for one in info.modalities]
-    assert served == [(pb.MODALITY_IMAGE, WIDTH), (pb.MODALITY_VIDEO, WIDTH), (pb.MODALITY_AUDIO, WIDTH)]
+    assert served == [(pb.MODALITY_IMAGE, 24), (pb.MODALITY_VIDEO, 24), (pb.MODALITY_AUDIO, 8)]
 
 
 def test_a_pool_larger_than_the_host_is_refused() -> None:

@@ -222,10 +222,6 @@ def test_a_color_that_is_none_is_refused(color: Any) -> None:
         decoder_of(image={"rgba_background_color": color})
 
 
-@pytest.mark.xfail(
-    raises=(TypeError, AssertionError),
-    reason="Decoder promises ValueError for settings that vLLM does not take; for these `serve` shows a traceback",
-)
 @pytest.mark.parametrize("video", [{"num_frames": None}, {"num_frames": []}, {"video_backend": "nonsense"}], ids=str)
 def test_settings_that_are_none_are_a_users_mistake(video: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"num_frames|nonsense"):

@@ -358,6 +358,14 @@ def test_metadata_that_is_not_declared_is_an_error(model: Callable[[str], Model]
         model("gemma3").part(photo(), "metadata")
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_an_embedding_does_not_stand_where_positions_follow_from_a_grid(
+    model: Callable[[str], Model], family: str
+) -> None:
+    with pytest.raises(ValueError, match="rotary positions follow from an item's grid"):
+        model(family).part(photo(), "tensor")
+
+
 def test_a_form_that_is_none_is_an_error(model: Callable[[str], Model]) -> None:
     with pytest.raises(KeyError, match="nonsense"):
         model("gemma3").part(photo(), "nonsense")
@@ -370,5 +378,5 @@ def test_a_form_that_is_none_is_an_error(model: Callable[[str], Model]) -> None:
 def test_rows_are_as_wide_as_the_language_model_takes_them(
     model: Callable[[str], Model], family: str, width: int
 ) -> None:
-    config = model(family).config
-    assert embedding_width(config.hf_config, config.get_inputs_embeds_size()) == width
+    one = model(family)
+    assert {embedding_width(one.config, modality) for modality in one.forms} == {width}

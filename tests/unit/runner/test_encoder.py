@@ -84,5 +84,6 @@ def test_all_settings_for_media_are_part_of_the_fingerprint() -> None:
         "media_io_kwargs": decoding,
         "dtype": "bfloat16",
         "fidelity": "exact",
+        "video_loader": "opencv",
     }
     assert decoding == {"video": {"fps": 1}}  # vLLM's decoders take more out of it

@@ -42,16 +42,24 @@ WITH = {
 }
 
 
+def model_config(found: SimpleNamespace) -> SimpleNamespace:
+    """vLLM's, of a language model whose first layer takes 2048 elements."""
+    return SimpleNamespace(hf_config=found, get_inputs_embeds_size=lambda: 2048)
+
+
+@pytest.mark.parametrize("modality", ["image", "video", "audio"])
 @pytest.mark.parametrize("found", WITHOUT.values(), ids=WITHOUT)
-def test_a_row_is_as_wide_as_what_enters_the_language_model(found: SimpleNamespace) -> None:
+def test_a_row_is_as_wide_as_what_enters_the_language_model(found: SimpleNamespace, modality: str) -> None:
     assert num_deepstack_levels(found) == 0
-    assert embedding_width(found, 2048) == 2048
+    assert embedding_width(model_config(found), modality) == 2048
 
 
 @pytest.mark.parametrize(("levels", "found"), WITH.values(), ids=WITH)
-def test_deepstack_adds_a_width_a_level(levels: int, found: SimpleNamespace) -> None:
+def test_deepstack_adds_a_width_a_level_to_what_is_seen(levels: int, found: SimpleNamespace) -> None:
     assert num_deepstack_levels(found) == levels
-    assert embedding_width(found, 2048) == 2048 * (1 + levels)
+    assert embedding_width(model_config(found), "image") == 2048 * (1 + levels)
+    assert embedding_width(model_config(found), "video") == 2048 * (1 + levels)
+    assert embedding_width(model_config(found), "audio") == 2048
 
 
 def test_extra_fields_are_of_modalities_that_are_served() -> None:
