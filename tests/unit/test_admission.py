@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import struct
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -287,7 +288,7 @@ async def test_a_rate_that_is_none_is_refused_before_any_work(
     open_admission: Admission, stages: Stages, modality: str, rate_hz: float
 ) -> None:
     item = decoded(modality, bytes(12), {"video": (2, 2, 1, 3), "audio": (3,)}[modality], rate_hz)
-    with pytest.raises(InvalidItemError, match=f"rate_hz of the {modality} is {rate_hz}; allowed are ") as caught:
+    with pytest.raises(InvalidItemError, match=re.escape(f"of the {modality} is {rate_hz}; allowed are ")) as caught:
         await asyncio.wait_for(open_admission.encode(item), WAIT_S)
     assert caught.value.reason is Reason.MEDIA_UNREADABLE
     assert stages.prepared == []

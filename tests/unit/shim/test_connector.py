@@ -13,12 +13,14 @@ from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataR
 
 from consumer_shim import plugin
 from consumer_shim.connector import ECProducerConnector
+from consumer_shim.side_channel import ask_reason, leave_tickets
 from consumer_shim.tickets import PullTicket
 from producer.wire.contract import TICKETS_PARAM
 from tests.kit.ports import free_port
 
 ADDRESS = f"127.0.0.1:{free_port()}"  # nobody listens there
 WIDTH = 8
+KEY = "ab" * 32
 FIELDS = {"image": {"image_grid_thw"}, "video": {"video_grid_thw"}}
 
 
@@ -60,19 +62,17 @@ def feature(modality: str = "image", **data: Any) -> SimpleNamespace:
     return SimpleNamespace(identifier="a", modality=modality, mm_position=position, data=data or None)
 
 
-def request(width: int, **changes: Any) -> Any:
-    """One with an image of 4 rows and its ticket."""
-    ticket = PullTicket(
-        key="ab" * 32,
-        modality="image",
-        num_rows=4,
-        width=width,
-        dtype="bfloat16",
-        epoch="0" * 16,
-        lease_id="1" * 32,
-        address=ADDRESS,
-    )
-    fields = {"request_id": "r", "mm_features": [feature()], "get_num_encoder_embeds": lambda index: 4}
+def pull_ticket(**changes: Any) -> PullTicket:
+    """Of an image of 4 rows."""
+    fields = {"key": KEY, "modality": "image", "num_rows": 4, "width": WIDTH, "dtype": "bfloat16"}
+    fields |= {"epoch": "0" * 16, "lease_id": "1" * 32, "address": ADDRESS}
+    return PullTicket(**(fields | changes))
+
+
+def request(width: int, modality: str = "image", **changes: Any) -> Any:
+    """One with an item of 4 rows and its ticket."""
+    ticket = pull_ticket(width=width, modality=modality)
+    fields = {"request_id": "r", "mm_features": [feature(modality)], "get_num_encoder_embeds": lambda index: 4}
     return SimpleNamespace(**(fields | {"ec_transfer_params": {TICKETS_PARAM: [asdict(ticket)]}} | changes))
 
 
@@ -110,6 +110,47 @@ def test_a_row_has_the_features_of_all_levels(
     assert connector.take_unavailable_requests() == set()  # it waits
     assert not connector.ensure_cache_available(request(width + WIDTH, request_id="wider"), 0)
     assert connector.take_unavailable_requests() == {"wider"}
+
+
+def test_sound_has_no_part_in_deepstack(monkeypatch: pytest.MonkeyPatch, connectors: list[ECProducerConnector]) -> None:
+    monkeypatch.setattr(plugin, "_installed", True)
+    connector = ECProducerConnector(config(levels=3), ECConnectorRole.SCHEDULER)
+    connectors.append(connector)
+    assert not connector.ensure_cache_available(request(WIDTH, "audio"), 0)
+    assert connector.take_unavailable_requests() == set()  # it waits
+    assert not connector.ensure_cache_available(request(4 * WIDTH, "audio", request_id="wider"), 0)
+    assert connector.take_unavailable_requests() == {"wider"}
+
+
+# What comes beside vLLM
+
+
+def test_tickets_that_the_middleware_leaves(connectors: list[ECProducerConnector]) -> None:
+    """For requests that vLLM makes itself, which go by a ticket's key and bring nothing."""
+    vllm_config = config()
+    engine_id = vllm_config.ec_transfer_config.engine_id
+    connector = ECProducerConnector(vllm_config, ECConnectorRole.SCHEDULER)
+    connectors.append(connector)
+    item = feature()
+    item.identifier = KEY
+    bare = {"mm_features": [item], "ec_transfer_params": None}
+    assert not connector.ensure_cache_available(request(WIDTH, request_id="before", **bare), 0)
+    assert connector.take_unavailable_requests() == {"before"}
+    assert leave_tickets(engine_id, [pull_ticket()])
+    assert not connector.ensure_cache_available(request(WIDTH, request_id="after", **bare), 0)
+    assert connector.take_unavailable_requests() == set()  # it waits for its embedding
+
+
+def test_the_reason_of_a_failure(connectors: list[ECProducerConnector]) -> None:
+    vllm_config = config()
+    engine_id = vllm_config.ec_transfer_config.engine_id
+    connector = ECProducerConnector(vllm_config, ECConnectorRole.SCHEDULER)
+    connectors.append(connector)
+    assert not connector.ensure_cache_available(request(2 * WIDTH), 0)
+    failure = ask_reason(engine_id, ["1" * 32])
+    assert failure is not None
+    assert failure.http_status == 400
+    assert "elements a row" in failure.message
 
 
 # Settings

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from vllm.connections import HTTPResponseSizeExceededError
 
 from consumer_shim.fetch import Fetcher
 from consumer_shim.rewrite import RequestError
@@ -92,10 +91,11 @@ async def test_too_slow_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (refused.status, str(refused)) == (502, "the audio could not be fetched: TimeoutError")
 
 
-@pytest.mark.xfail(raises=HTTPResponseSizeExceededError, reason="vLLM's error is no ValueError, and nobody catches it")
 async def test_too_large_a_file(file_server: FileServer) -> None:
     file_server.files["/cat.png"] = b"x" * (MAX_BYTES + 1)
-    assert 400 <= (await refusal(fetcher(), f"{file_server.url}/cat.png")).status < 500
+    refused = await refusal(fetcher(), f"{file_server.url}/cat.png")
+    assert refused.status == 400
+    assert str(refused).startswith("the image is not fetched: ")
 
 
 async def test_larger_than_vllm_ever_downloads(file_server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +142,30 @@ async def test_too_large_a_file_on_disk(tmp_path: Path) -> None:
     )
 
 
-async def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    refused = await refusal(fetcher(folder=tmp_path), f"file://{tmp_path}/absent.png")
-    assert refused.status == 502
-    assert "No such file" in str(refused)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("absent.png", "No such file"), ("cat.png/x", "Not a directory"), ("x" * 1000, "name too long")],
+)
+async def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, sentence: str) -> None:
+    """The client named it; nothing behind this server is at fault."""
+    (tmp_path / "cat.png").write_bytes(b"cat")
+    refused = await refusal(fetcher(folder=tmp_path), f"file://{tmp_path}/{name}")
+    assert refused.status == 400
+    assert str(refused).startswith("the image is not fetched: ")
+    assert sentence in str(refused)
+
+
+async def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes from a stand-in for the disk: whoever runs the tests may be allowed to read everything."""
+
+    def read_bytes(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "cat.png").write_bytes(b"cat")
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    refused = await refusal(fetcher(folder=tmp_path), f"file://{tmp_path}/cat.png")
+    assert refused.status == 400
+    assert "Permission denied" in str(refused)
 
 
 # Other URLs

@@ -3,7 +3,8 @@
 import asyncio
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from consumer_shim import gateway
 from consumer_shim.client import ProducerError
 from consumer_shim.gateway import encode_request
 from consumer_shim.rewrite import RequestError
 from consumer_shim.tickets import from_params
 from producer.wire.pb import encoder_cache_pb2 as pb
+from tests.unit.conftest import Clock
 from tests.unit.shim.test_rewrite import audio, chat, embeds, image, input_audio, json_values, text, ticket, video
 
 TIMEOUT_S = 7.0
@@ -27,10 +30,11 @@ KEY = f"{0:064x}"
 class FakeProducer:
     """Stands for AsyncProducer. It sends nothing, tries nothing twice, and gives whatever outcomes it was told."""
 
-    address = ADDRESS
-
-    def __init__(self, *outcomes: pb.Ticket | ProducerError) -> None:
+    def __init__(self, *outcomes: pb.Ticket | ProducerError, address: str = ADDRESS) -> None:
+        self.address = address
         self.outcomes: list[pb.Ticket | ProducerError] | ProducerError = list(outcomes)
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What happens while it encodes."""
         self.calls: list[tuple[list[pb.MediaItem], float, Any]] = []
         self.released: list[str] = []
 
@@ -38,6 +42,7 @@ class FakeProducer:
         self, items: Sequence[pb.MediaItem], timeout_s: float, *, settings: Mapping[str, Any] | None = None
     ) -> list[pb.Ticket | ProducerError]:
         self.calls.append((list(items), timeout_s, settings))
+        self.meanwhile()
         if isinstance(self.outcomes, ProducerError):
             raise self.outcomes
         return self.outcomes
@@ -52,17 +57,28 @@ class FakeProducer:
         return items
 
 
-async def encode(body: dict[str, Any], producer: FakeProducer, **options: Any) -> list[pb.Ticket]:
+Producers = FakeProducer | Sequence[FakeProducer]
+
+
+async def encode(body: dict[str, Any], producer: Producers, **options: Any) -> list[pb.Ticket]:
     return await encode_request(body, producer, TIMEOUT_S, **options)  # type: ignore[arg-type]
 
 
-async def refusal(body: dict[str, Any], producer: FakeProducer, **options: Any) -> RequestError:
+async def refusal(body: dict[str, Any], producer: Producers, **options: Any) -> RequestError:
     """The error, after which the request is as it was."""
     before = copy.deepcopy(body)
     with pytest.raises(RequestError) as refused:
         await encode(body, producer, **options)
     assert body == before
     return refused.value
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The gateway's time."""
+    clock = Clock()
+    monkeypatch.setattr(gateway, "time", SimpleNamespace(monotonic=clock))
+    return clock
 
 
 # What the producer is sent
@@ -173,21 +189,25 @@ async def test_the_call_fails(code: grpc.StatusCode, status: int) -> None:
     assert (refused.status, str(refused)) == (status, f"encoding at {ADDRESS} failed: why")
 
 
-REPLACES_AS_IT_COUNTS = pytest.mark.xfail(
-    reason="apply_tickets replaces parts until it finds that there are too few or too many tickets"
-)
-
-
-@pytest.mark.parametrize(
-    "tickets",
-    [
-        [],
-        pytest.param([ticket(0)], marks=REPLACES_AS_IT_COUNTS),
-        pytest.param([ticket(0), ticket(1), ticket(2)], marks=REPLACES_AS_IT_COUNTS),
-    ],
-)
+@pytest.mark.parametrize("tickets", [[], [ticket(0)], [ticket(0), ticket(1), ticket(2)]])
 async def test_another_number_of_tickets(tickets: list[pb.Ticket]) -> None:
-    assert (await refusal(chat([image(b"one"), image(b"two")]), FakeProducer(*tickets))).status == 502
+    producer = FakeProducer(*tickets)
+    assert (await refusal(chat([image(b"one"), image(b"two")]), producer)).status == 502
+    assert producer.released == [one.lease_id for one in tickets]
+
+
+async def test_transfer_params_that_are_no_object() -> None:
+    refused = await refusal(chat([image(b"one")], ec_transfer_params="x"), FakeProducer(ticket(0)))
+    assert refused.status == 400
+    assert "ec_transfer_params" in str(refused)
+
+
+@pytest.mark.xfail(reason="apply_tickets' RequestError of the client's params passes by encode_request's release")
+async def test_transfer_params_that_are_no_object_hold_no_lease() -> None:
+    """Either nothing is encoded for them, or it is given back."""
+    producer = FakeProducer(ticket(0))
+    await refusal(chat([image(b"one")], ec_transfer_params="x"), producer)
+    assert producer.calls == [] or producer.released == [ticket(0).lease_id]
 
 
 PNG = "data:image/png;base64,AAAA"
@@ -215,6 +235,19 @@ HOSTILE = [
         for kind in (None, 5, ["image_embeds"], {"image_embeds": 1}, "embeds", "image_embeds ")
     ),
     pytest.param(json.dumps({"image_url": {"url": PNG}, "uuid": KEY}), id="no type"),
+    *(
+        pytest.param(json.dumps(embeds(0) | {name: value}), id=f"{name} beside it")
+        for name, value in (
+            ("image_url", {"url": "http://evil/"}),
+            ("image_url", PNG),
+            ("video_embeds", {}),
+            ("text", "ignore the above"),
+            ("detail", "low"),
+        )
+    ),
+    pytest.param(
+        json.dumps({"type": "image_url", "image_url": PNG, "uuid": KEY, "image_pil": None}), id="image_pil beside it"
+    ),
 ]
 
 
@@ -225,19 +258,12 @@ async def test_what_a_ticket_may_not_put_into_a_request(content_part: str) -> No
     assert refused.status == 502
     assert str(refused).startswith(f"the answer of producer {ADDRESS} makes no sense: ")
     assert len(str(refused)) < 300
+    assert producer.released == [ticket(1).lease_id, ticket(0).lease_id]
 
 
-@pytest.mark.xfail(reason="_stand_in's _url raises a RequestError(400) of its own, as if the client were at fault")
 @pytest.mark.parametrize("source", [{}, "", {"url": ""}, {"url": 5}, None, []])
 async def test_an_image_of_a_ticket_without_a_url(source: Any) -> None:
     part = {"type": "image_url", "image_url": source, "uuid": KEY}
-    refused = await refusal(chat([image(b"one")]), FakeProducer(ticket(0, content_part=json.dumps(part))))
-    assert refused.status == 502
-
-
-@pytest.mark.xfail(reason="_stand_in looks at `type`; vLLM, since there is a uuid, at image_url first, and fetches it")
-async def test_an_embedding_of_a_ticket_with_a_url_beside_it() -> None:
-    part = embeds(0) | {"image_url": {"url": "http://evil/"}}
     refused = await refusal(chat([image(b"one")]), FakeProducer(ticket(0, content_part=json.dumps(part))))
     assert refused.status == 502
 
@@ -264,3 +290,90 @@ def test_only_what_goes_by_its_key_comes_in(value: Any) -> None:
     body = chat([image(b"one")])
     producer = FakeProducer(ticket(0, content_part=json.dumps(value)))
     assert asyncio.run(refusal(body, producer)).status == 502
+
+
+# Several producers
+
+
+def several(*outcomes: pb.Ticket | ProducerError | None) -> list[FakeProducer]:
+    """Producers of one item, each with its outcome of a call; None for one that nobody reaches."""
+    producers = [FakeProducer(address=f"producer:{number}") for number in range(len(outcomes))]
+    for producer, outcome in zip(producers, outcomes, strict=True):
+        down = ProducerError(grpc.StatusCode.UNAVAILABLE, "", "nobody there")
+        producer.outcomes = down if outcome is None else [outcome]
+    return producers
+
+
+def full() -> ProducerError:
+    return ProducerError(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "no room")
+
+
+async def test_the_first_that_takes_them_has_them() -> None:
+    producers = several(None, full(), ticket(0), ticket(0))
+    body = chat([image(b"one")])
+    assert await encode(body, producers) == [ticket(0)]
+    assert [len(one.calls) for one in producers] == [1, 1, 1, 0]
+    assert [pull.address for pull in from_params(body["ec_transfer_params"])] == ["producer:2"]
+
+
+async def test_a_sequence_stays_as_it_is() -> None:
+    producers = several(None, ticket(0))
+    before = list(producers)
+    await encode(chat([image(b"one")]), producers)
+    assert producers == before
+
+
+async def test_where_none_takes_them_the_last_one_speaks() -> None:
+    refused = await refusal(chat([image(b"one")]), several(None, full()))
+    assert (refused.status, str(refused)) == (429, "image 1 of 1: no room")
+    refused = await refusal(chat([image(b"one")]), several(full(), None))
+    assert (refused.status, str(refused)) == (503, "encoding at producer:1 failed: nobody there")
+
+
+async def test_what_would_fail_elsewhere_too_is_not_tried_there() -> None:
+    bad = ProducerError(grpc.StatusCode.INVALID_ARGUMENT, "MEDIA_UNREADABLE", "no image")
+    producers = several(full(), bad, ticket(0))
+    assert (await refusal(chat([image(b"one")]), producers)).status == 400
+    assert [len(one.calls) for one in producers] == [1, 1, 0]
+
+
+async def test_an_answer_without_sense_is_not_asked_for_elsewhere() -> None:
+    producers = several(ticket(0, content_part=""), ticket(0))
+    refused = await refusal(chat([image(b"one")]), producers)
+    assert refused.status == 502
+    assert "producer:0" in str(refused)
+    assert [one.released for one in producers] == [[ticket(0).lease_id], []]
+    assert producers[1].calls == []
+
+
+async def test_tickets_are_released_where_they_were_given() -> None:
+    first, second = several(ticket(0), ticket(0))
+    first.outcomes = [ticket(0), full()]
+    second.outcomes = [ticket(2), ticket(3)]
+    assert await encode(chat([image(b"one"), image(b"two")]), [first, second]) == [ticket(2), ticket(3)]
+    assert (first.released, second.released) == ([ticket(0).lease_id], [])
+
+
+async def test_all_producers_have_one_deadline(clock: Clock) -> None:
+    producers = several(full(), None, ticket(0))
+
+    def wait() -> None:
+        clock.now_s += 2.0
+
+    for one in producers:
+        one.meanwhile = wait
+    await encode(chat([image(b"one")]), producers)
+    assert [timeout_s for one in producers for _, timeout_s, _ in one.calls] == [7.0, 5.0, 3.0]
+
+
+async def test_for_several_producers_a_url_is_fetched_once() -> None:
+    fetched: list[str] = []
+
+    async def fetch(url: str, modality: str) -> bytes:
+        fetched.append(url)
+        return b"cat"
+
+    producers = several(full(), None, ticket(0))
+    await encode(chat([{"image_url": "http://image"}]), producers, fetch=fetch)
+    assert fetched == ["http://image"]
+    assert [[item.data for item in one.items] for one in producers] == [[b"cat"]] * 3

@@ -5,7 +5,7 @@ import base64
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +13,13 @@ from typing import Any
 import grpc
 import pytest
 from google.rpc import status_pb2
-from vllm.connections import HTTPResponseSizeExceededError
 
 import consumer_shim.fetch  # noqa: F401 – here, since it imports vLLM for long, which is no part of any test
 from consumer_shim import middleware, retries
 from consumer_shim.middleware import EncodeMiddleware
 from consumer_shim.pull import Failure
 from consumer_shim.side_channel import SideChannel
-from consumer_shim.tickets import from_params
+from consumer_shim.tickets import PullTicket, from_params
 from producer.server import Servicer
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer, add_EncoderCacheServicer_to_server
@@ -30,6 +29,9 @@ from tests.unit.shim.conftest import FileServer
 BOUND_S = 20.0
 PATH = "/v1/chat/completions"
 TOKENIZE = "/tokenize"
+SETTINGS = {"mm_processor_kwargs": {"max_pixels": 1000}, "media_io_kwargs": {"video": {"num_frames": 4}}}
+GONE = Failure(503, "the embedding has gone")
+LEASE = f"{0:032x}"
 Message = MutableMapping[str, Any]
 
 
@@ -412,8 +414,9 @@ async def test_where_none_takes_more_the_last_one_speaks(pair: Stack, encoder: E
     client = await pair.post(chat(b"one"))
     assert client.status == 503
     assert client.error == f"encoding at {second.address} failed: shutting down"
-    client = await pair.post(chat(b"one"))  # the turn is the first one's again
-    assert client.error == f"encoding at {second.address} failed: shutting down"
+    client = await pair.post(chat(b"one"))  # the other one's turn
+    assert client.status == 429
+    assert client.error == f"encoding at {encoder.address} failed: the queue is full"
     assert pair.app.body == b""
 
 
@@ -450,6 +453,129 @@ async def test_tokenizing_is_refused_as_chatting_is(stack: Stack, encoder: Encod
     assert encoder.released == [f"{0:032x}"]
 
 
+# Beam search
+
+
+@contextlib.contextmanager
+def engine_of(stack: Stack, failures: dict[str, Failure] | None = None) -> Iterator[list[PullTicket]]:
+    """The engine of this server listens; the tickets that it was left."""
+    left: list[PullTicket] = []
+    channel = SideChannel(stack.engine_id, (failures or {}).get, left.extend)
+    try:
+        yield left
+    finally:
+        channel.close()
+
+
+async def test_beam_search_leaves_its_tickets(stack: Stack) -> None:
+    """The engine has them once the app has the body, which carries them, too."""
+    with engine_of(stack) as left:
+        seen: list[int] = []
+        app = stack.app
+
+        async def watch(scope: Any, receive: Any, send: Any) -> None:
+            async def receive_and_look() -> Message:
+                message: Message = await receive()
+                seen.append(len(left))
+                return message
+
+            await app(scope, receive_and_look, send)
+
+        stack.middleware = EncodeMiddleware(watch)
+        assert (await stack.post(chat(b"one", b"two", use_beam_search=True))).status == 200
+    assert seen[0] == 2
+    assert left == from_params(app.json["ec_transfer_params"])
+    assert [one.key for one in left] == [f"{0:064x}", f"{1:064x}"]
+    assert app.json["use_beam_search"] is True
+
+
+@pytest.mark.parametrize("more", [{}, {"use_beam_search": False}, {"use_beam_search": None}])
+async def test_other_requests_leave_none(stack: Stack, more: dict[str, Any]) -> None:
+    with engine_of(stack) as left:
+        assert (await stack.post(chat(b"one", **more))).status == 200
+    assert left == []
+
+
+async def test_beam_search_without_media(stack: Stack, encoder: Encoder) -> None:
+    """Nobody needs to listen for it, and any settings go."""
+    stack.model_config.multimodal_config = SimpleNamespace(**SETTINGS)
+    body = chat(use_beam_search=True)
+    assert (await stack.post(body)).status == 200
+    assert stack.app.body == body
+    assert encoder.items == []
+
+
+async def test_beam_search_where_vllm_changes_the_uuid(stack: Stack) -> None:
+    """With `--media-io-kwargs`, items go by no ticket's key."""
+    stack.model_config.multimodal_config = SimpleNamespace(**SETTINGS)
+    with engine_of(stack) as left:
+        client = await stack.post(chat(b"one", use_beam_search=True))
+    assert client.status == 400
+    assert client.error.startswith("use_beam_search is not served with media where --media-io-kwargs is set")
+    assert (left, stack.app.body) == ([], b"")
+    assert (await stack.post(chat(b"one"))).status == 200
+
+
+async def test_beam_search_where_only_the_processor_has_settings(encoder: Encoder) -> None:
+    stack = Stack([encoder.address])
+    stack.model_config.multimodal_config.mm_processor_kwargs = SETTINGS["mm_processor_kwargs"]
+    with engine_of(stack) as left:
+        assert (await stack.post(chat(b"one", use_beam_search=True))).status == 200
+    assert len(left) == 1
+
+
+async def test_beam_search_whose_tickets_the_engine_does_not_take(stack: Stack) -> None:
+    client = await stack.post(chat(b"one", use_beam_search=True))  # nobody listens
+    assert client.status == 503
+    assert client.error.startswith("use_beam_search: the engine did not take the tickets")
+    assert client.headers[b"retry-after"] == b"1"
+    assert stack.app.body == b""
+
+
+async def test_beam_search_whose_embedding_was_lost(stack: Stack, encoder: Encoder) -> None:
+    """Its requests of vLLM's own fail for the lease of a ticket that was left; the new one is left, too."""
+    stack.app.messages, stack.app.then = response(500, b"{}"), response(200, b"{}")
+    with engine_of(stack, {LEASE: GONE}) as left:
+        client = await stack.post(chat(b"one", use_beam_search=True))
+    assert client.messages == stack.app.then
+    assert encoder.items == [b"one", b"one"]
+    assert len(left) == 2
+
+
+@pytest.mark.xfail(reason="_leave's refusals pass by everything that releases")
+@pytest.mark.parametrize("settings", [SimpleNamespace(**SETTINGS), None])
+async def test_refused_beam_search_holds_no_leases(stack: Stack, encoder: Encoder, settings: Any) -> None:
+    """Either nothing is encoded for it, or it is given back."""
+    stack.model_config.multimodal_config = settings or stack.model_config.multimodal_config
+    assert (await stack.post(chat(b"one", use_beam_search=True))).status >= 400
+    assert encoder.items == [] or encoder.released == [f"{0:032x}"]
+
+
+@pytest.mark.xfail(reason="tickets are left only of media that the middleware has encoded itself")
+async def test_beam_search_with_tickets_that_a_client_brings(stack: Stack) -> None:
+    """As from a gateway before this server; vLLM's own requests have neither these nor others."""
+    await stack.post(chat(b"one"))
+    body = stack.app.json | {"use_beam_search": True}
+    with engine_of(stack) as left:
+        client = await stack.post(json.dumps(body).encode())
+    assert client.status == 400 or left == from_params(body["ec_transfer_params"])
+
+
+@pytest.mark.xfail(reason="a message has 64 tickets at most; more are refused as if another try would help")
+async def test_beam_search_with_many_media(stack: Stack) -> None:
+    with engine_of(stack) as left:
+        client = await stack.post(chat(*[b"one"] * 65, use_beam_search=True))
+    assert client.status == 400 or len(left) == 65
+
+
+@pytest.mark.xfail(reason="tickets are left whatever the path is, here those whose leases were just released")
+async def test_tokenizing_leaves_nothing(stack: Stack) -> None:
+    """It is no search, whatever else a client's body says."""
+    with engine_of(stack) as left:
+        assert (await stack.post(chat(b"one", use_beam_search=True), path=TOKENIZE)).status == 200
+    assert left == []
+
+
 # Other endpoints
 
 IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
@@ -461,6 +587,7 @@ def user(*content: Any) -> list[Any]:
     return [{"role": "user", "content": list(content)}]
 
 
+BY_ANOTHERS_NAME = pytest.mark.xfail(reason="the name is that of the first endpoint that the path ends with: /score")
 ELSEWHERE = [
     ("/v1/responses", {"input": user({"type": "input_text", "text": "?"}, INPUT_IMAGE)}),
     ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "1", "output": [INPUT_IMAGE]}]}),
@@ -472,8 +599,27 @@ ELSEWHERE = [
     ("/v1/chat/completions/batch", {"messages": [user(image(b"one")), user({"type": "text", "text": "?"})]}),
     *(
         (path, {"messages": user(image(b"one"))})
-        for path in ("/v1/chat/completions/render", "/v1/embeddings", "/pooling", "/classify")
+        for path in (
+            *("/v1/chat/completions/render", "/v1/embeddings", "/pooling", "/classify"),
+            *("/invocations", "/cohere/v2/chat", "/cohere/v2/chat/render"),
+        )
     ),
+    ("/v2/embed", {"inputs": [{"content": [image(b"one")]}]}),
+    ("/v2/embed", {"images": ["data:image/png;base64,AAAA"]}),
+    *(
+        ("/score", {field: [{"content": [image(b"one")]}]})
+        for field in ("queries", "documents", "items", "data_1", "data_2", "text_1", "text_2")
+    ),
+    *(
+        (path, {"query": "cats", "documents": [{"content": [image(b"one")]}]})
+        for path in ("/rerank", "/invocations")
+    ),
+    *(
+        pytest.param(path, {"query": "cats", "documents": [{"content": [image(b"one")]}]}, marks=BY_ANOTHERS_NAME)
+        for path in ("/v1/score", "/v1/rerank", "/v2/rerank")
+    ),
+    ("/rerank", {"query": {"content": [image(b"one")]}, "documents": ["cats"]}),
+    ("/pooling", {"messages": user({"image_url": "http://127.0.0.1/cat.png"})}),
     ("/prefix/v1/messages", {"messages": user(IMAGE_BLOCK)}),
 ]
 
@@ -491,6 +637,13 @@ async def test_media_elsewhere_are_refused_by_name(
     assert stack.app.body == b""
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"image_url": {"type": "string"}, "input_audio": {"type": "object"}},
+    "required": ["image_url"],
+}
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -499,6 +652,17 @@ async def test_media_elsewhere_are_refused_by_name(
         json.dumps({"messages": user({"type": "text", "text": "input_image"}), "system": "x"}).encode(),
         json.dumps({"input": user({"type": "input_text", "text": "?"}), "tools": [{"type": "function"}]}).encode(),
         json.dumps({"messages": user({"type": "tool_result", "content": "image"})}).encode(),
+        *(
+            json.dumps({"input": "draw", "messages": user({"type": "text", "text": "draw"}), **more}).encode()
+            for more in (
+                {"tools": [{"type": "function", "name": "show", "parameters": SCHEMA}]},
+                {"tools": [{"name": "show", "input_schema": SCHEMA}]},
+                {"tools": [{"type": "function", "function": {"name": "show", "parameters": SCHEMA}}]},
+                {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
+                {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+            )
+        ),
+        b'{"input": ' + b"[" * 600 + b"]" * 600 + b"}",
         b'{"messages": 5, "input": null}',
         b"[1, 2]",
         b"no json",
@@ -517,38 +681,22 @@ async def test_without_media_other_endpoints_are_as_ever(
     assert encoder.items == []
 
 
-@pytest.mark.xfail(reason="only `messages` and `input` are looked at, and these endpoints have other fields")
+URLS = ["data:image/png;base64,AAAA"]
+
+
+@pytest.mark.xfail(reason="vLLM has more endpoints with media than are listed; /v1/systemone is on by default")
 @pytest.mark.parametrize(
-    ("path", "field"),
+    ("path", "body"),
     [
-        *(("/score", field) for field in ("queries", "documents", "items", "data_1", "data_2", "text_1", "text_2")),
-        *((path, "documents") for path in ("/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")),
+        *(("/v1/systemone", {"state": "?", "questions": {}, field: URLS}) for field in ("images", "audio", "videos")),
+        ("/inference/v1/generate", {"token_ids": [1], "content_parts": [image(b"one")]}),  # with --enable-scale-out
     ],
 )
-async def test_media_in_what_is_scored(stack: Stack, path: str, field: str) -> None:
-    body = {"model": "m", "query": "cats", field: [{"content": [image(b"one")]}]}
-    assert (await stack.post(json.dumps(body).encode(), path=path)).status == 400
-
-
-@pytest.mark.xfail(reason="vLLM has more endpoints with media than are listed; /invocations is on by default")
-@pytest.mark.parametrize("path", ["/invocations", "/cohere/v2/chat", "/cohere/v2/chat/render", "/v2/embed"])
-async def test_media_at_endpoints_that_are_easily_overlooked(stack: Stack, path: str) -> None:
-    """At /invocations vLLM takes the bodies of all others, chats among them; at /v2/embed, parts within `inputs`."""
-    body = {"model": "m", "messages": user(image(b"one")), "inputs": [{"content": [image(b"one")]}]}
-    client = await stack.post(json.dumps(body).encode(), path=path)
-    assert client.status == 400 or b"image_url" not in stack.app.body
-
-
-@pytest.mark.xfail(raises=RecursionError, reason="names_media takes two frames a level: json.loads gets further")
-async def test_deeply_nested_elsewhere(stack: Stack) -> None:
-    body = b'{"input": ' + b"[" * 600 + b"]" * 600 + b"}"
-    await stack.post(body, path="/v1/responses")
-    assert stack.app.body == body
+async def test_media_at_endpoints_that_are_easily_overlooked(stack: Stack, path: str, body: dict[str, Any]) -> None:
+    assert (await stack.post(json.dumps({"model": "m", **body}).encode(), path=path)).status == 400
 
 
 # What the producer must have
-
-SETTINGS = {"mm_processor_kwargs": {"max_pixels": 1000}, "media_io_kwargs": {"video": {"num_frames": 4}}}
 
 
 async def test_settings_of_the_server_go_along(stack: Stack, encoder: Encoder) -> None:
@@ -629,14 +777,15 @@ async def test_a_url_that_leads_nowhere(
     assert pair.app.body == b""
 
 
-@pytest.mark.xfail(raises=HTTPResponseSizeExceededError, reason="the fetcher lets vLLM's error through")
 async def test_too_large_a_file_at_a_url(encoder: Encoder, file_server: FileServer) -> None:
     file_server.files["/cat"] = b"x" * 1001
     stack = Stack([encoder.address], max_body_bytes=1000)
-    assert 400 <= (await stack.post(at(f"{file_server.url}/cat"))).status < 500
+    client = await stack.post(at(f"{file_server.url}/cat"))
+    assert client.status == 400
+    assert client.error.startswith("the image is not fetched: ")
+    assert encoder.items == []
 
 
-@pytest.mark.xfail(reason="each producer's turn begins with a fetch of its own")
 async def test_a_url_is_fetched_once_for_all_producers(
     pair: Stack, encoder: Encoder, second: Encoder, file_server: FileServer
 ) -> None:
@@ -813,18 +962,13 @@ ROLE = b'data: {"id":"1","choices":[{"index":0,"delta":{"role":"assistant","cont
 WORD = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"a cat"}}]}\n\n'
 FAILED = b'data: {"error": {"message": "Internal server error", "code": 500}}\n\n'
 DONE = b"data: [DONE]\n\n"
-GONE = Failure(503, "the embedding has gone")
-LEASE = f"{0:032x}"
 
 
 async def answer(stack: Stack, messages: list[Message], failures: dict[str, Failure], body: bytes) -> Client:
     """What a client gets when the app answers `messages`, and the engine knows `failures` by lease."""
     stack.app.messages = messages
-    server = SideChannel(stack.engine_id, failures.get, print)
-    try:
+    with engine_of(stack, failures):
         return await stack.post(body)
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize(

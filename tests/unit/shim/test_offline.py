@@ -111,11 +111,13 @@ def test_tickets_go_beside_other_arguments(address: str) -> None:
     assert (found.extra_args["mine"], found.extra_args["kv_transfer_params"]) == (1, {"a": 1})
 
 
-@pytest.mark.xfail(reason="encode_chat puts its own ec_transfer_params in their place; the middleware keeps them")
-def test_other_transfer_params_are_kept(address: str) -> None:
+@pytest.mark.parametrize("parts", [[], [image(b"one")]])
+def test_other_transfer_params_are_kept(address: str, parts: list[dict[str, Any]]) -> None:
     params = SamplingParams(extra_args={"ec_transfer_params": {"mine": 1}})
-    _, found = encode_chat(conversation(image(b"one")), params, address, timeout_s=BOUND_S)
+    _, found = encode_chat(conversation(*parts), params, address, timeout_s=BOUND_S)
     assert found.extra_args["ec_transfer_params"]["mine"] == 1
+    assert len(from_params(found.extra_args["ec_transfer_params"])) == len(parts)
+    assert params.extra_args == {"ec_transfer_params": {"mine": 1}}
 
 
 def test_a_conversation_without_media(encoder: Encoder, address: str) -> None:

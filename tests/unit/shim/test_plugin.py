@@ -1,7 +1,8 @@
 """DeepStack in a consumer: when a model is repaired, what it gets, and that vLLM finds the plugin."""
 
+import sys
 from importlib.metadata import entry_points
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,6 +86,15 @@ def test_a_model_that_knows_no_deepstack_stays() -> None:
     assert vars(model) == {}
 
 
+@pytest.mark.parametrize("more", [{}, {"deepstack_num_level": None}, {"deepstack_num_level": 3}])
+def test_a_model_that_never_uses_deepstack_stays(more: dict[str, Any]) -> None:
+    """It says so, whatever its configuration has; vLLM took nothing from it. Intern-S2's has no number of levels."""
+    fields = {"use_deepstack": False, "visual_dim": WIDTH, **more}
+    model = SimpleNamespace(**fields)
+    plugin.keep_deepstack(model, config())
+    assert vars(model) == fields
+
+
 def test_a_model_without_vision_stays() -> None:
     model = without_tower()
     text_only = config()
@@ -125,6 +135,22 @@ def test_registering_twice_wraps_once(loader: Loader) -> None:
     assert plugin.is_installed()
     assert base_loader.initialize_model is utils.initialize_model is wrapped
     assert wrapped.__wrapped__ is loader
+
+
+def test_every_loader_that_has_it_by_name_has_the_wrapped_one(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM's tensorizer and cached loaders, which may have been imported before; others' functions stay."""
+
+    def of_another() -> None:
+        """Somebody else's, of the same name."""
+
+    has_it, has_another, has_none = (ModuleType(f"tests.loader_{number}") for number in range(3))
+    has_it.initialize_model, has_another.initialize_model = loader, of_another  # type: ignore[attr-defined]
+    for module in (has_it, has_another, has_none):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    plugin.register()
+    assert has_it.initialize_model is base_loader.initialize_model is not loader  # type: ignore[attr-defined]
+    assert has_another.initialize_model is of_another  # type: ignore[attr-defined]
+    assert not hasattr(has_none, "initialize_model")
 
 
 @pytest.mark.parametrize(("is_ec_consumer", "is_repaired"), [(True, True), (False, False), (None, False)])

@@ -146,11 +146,24 @@ def test_delays_of_what_is_not_sent_again_do_not_count(attempts: Attempts) -> No
     assert 2.0 <= delay_s < 50.0
 
 
-@pytest.mark.xfail(reason="a failed call's own retry_delay_s is not looked at, only those of earlier outcomes")
 def test_the_delay_that_a_whole_call_was_given_is_waited_for(attempts: Attempts) -> None:
     delay_s = attempts.failed(full(5.0))
     assert delay_s is not None
-    assert delay_s >= 5.0
+    assert 5.0 <= delay_s <= 10.0
+
+
+def test_delays_of_earlier_outcomes_do_not_count(attempts: Attempts) -> None:
+    assert attempts.take([full(20.0), ticket("b"), ticket("c")]) is not None
+    delay_s = attempts.failed(down())
+    assert delay_s is not None
+    assert delay_s < 20.0
+
+
+def test_a_whole_calls_delay_beyond_the_deadline_ends_it(attempts: Attempts) -> None:
+    refused = full(TIMEOUT_S)
+    with pytest.raises(ProducerError) as failed:
+        attempts.failed(refused)
+    assert failed.value is refused
 
 
 def test_a_delay_beyond_the_deadline_ends_it(attempts: Attempts, clock: Clock) -> None:

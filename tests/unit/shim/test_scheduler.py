@@ -1,6 +1,7 @@
 """Which requests wait for which embeddings: pins, shared pulls, failures, and what never may happen in between."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -377,6 +378,157 @@ def test_failures_are_kept_for_the_latest_only(engine: Engine) -> None:
         engine.side.finish(str(number))
     assert engine.side.failure_of(ticket(0).lease_id) is None
     assert engine.side.failure_of(ticket(1099).lease_id) is not None
+
+
+# Tickets that were left
+
+
+def bare(*numbers: int) -> Media:
+    """As `images`, without tickets: what vLLM makes of a request for beam search."""
+    return images(*numbers)[0], []
+
+
+def test_a_left_ticket_serves_a_request_that_brings_none(engine: Engine) -> None:
+    engine.side.leave_tickets([ticket(1), ticket(2)])
+    assert not engine.is_ready("r", bare(1, 2))
+    assert [pull.ticket for pull in engine.pulls] == [ticket(1), ticket(2)]
+    for pull in engine.pulls:
+        engine.arrive(pull)
+    assert engine.is_ready("r", bare(1, 2))
+    for number in (1, 2):
+        engine.side.load(item(number).identifier)
+    assert [load.identifier for load in engine.side.take_loads([])] == [item(1).identifier, item(2).identifier]
+
+
+def test_it_serves_as_many_requests_as_come(engine: Engine) -> None:
+    """One after the other and at once, whether its embedding is still there or not."""
+    engine.side.leave_tickets([ticket(1)])
+    for name in ("a", "b"):
+        engine.make_ready(name, bare(1))
+    engine.side.finish("a")
+    engine.side.finish("b")
+    assert len(engine.pulls) == 1
+    engine.evict_all()
+    engine.make_ready("c", bare(1))
+    assert len(engine.pulls) == 2
+
+
+@pytest.mark.parametrize("is_in_band", [True, False])
+def test_it_serves_the_same_image_twice(engine: Engine, is_in_band: bool) -> None:
+    """A stand-in may be a tensor, too: a blank image."""
+    engine.side.leave_tickets([ticket(1)])
+    items = [replace(one, is_in_band=is_in_band) for one in bare(1, 1)[0]]
+    engine.make_ready("r", (items, []))
+    assert [pull.ticket for pull in engine.pulls] == [ticket(1)]
+    assert engine.side.has(item(1).identifier)
+
+
+def test_a_request_with_tickets_of_its_own_does_not_look_there(engine: Engine) -> None:
+    own = ticket(1, lease_id="f")
+    engine.side.leave_tickets([ticket(1), ticket(2)])
+    assert not engine.is_ready("r", ([item(1)], [own]))
+    assert [pull.ticket for pull in engine.pulls] == [own]
+    assert not engine.is_ready("too few", ([item(1), item(2, end=20)], [own]))
+    assert engine.side.take_unavailable() == {"too few"}
+    failure = engine.side.failure_of("f")
+    assert failure is not None
+    assert "brings neither an embedding nor a ticket" in failure.message
+
+
+def test_items_that_go_by_no_left_ticket(engine: Engine) -> None:
+    """Those that bring their own tensor are the engine's; others fail."""
+    engine.side.leave_tickets([ticket(1)])
+    assert engine.is_ready("tensor", ([item(2, is_in_band=True)], []))
+    assert not engine.is_ready("nothing", bare(3))
+    assert not engine.is_ready("one of two", bare(1, 3))
+    assert engine.side.take_unavailable() == {"nothing", "one of two"}
+    assert engine.pulls == []
+
+
+def test_a_left_ticket_that_does_not_fit(engine: Engine) -> None:
+    engine.side.leave_tickets([ticket(1, num_rows=5)])
+    assert not engine.is_ready("r", bare(1))
+    assert engine.side.take_unavailable() == {"r"}
+    failure = engine.side.failure_of(ticket(1).lease_id)
+    assert failure is not None
+    assert (failure.http_status, "has rows 5, expected 4" in failure.message) == (400, True)
+
+
+def test_a_left_tickets_pull_that_fails_is_explained(engine: Engine) -> None:
+    engine.side.leave_tickets([ticket(1)])
+    assert not engine.is_ready("r", bare(1))
+    engine.lose(engine.pulls[0])
+    assert not engine.is_ready("r", bare(1))
+    assert engine.side.failure_of(ticket(1).lease_id) == GONE
+
+
+def test_the_latest_ticket_of_a_key_counts(engine: Engine) -> None:
+    engine.side.leave_tickets([ticket(1, epoch="1" * 16), ticket(1, epoch="2" * 16)])
+    engine.side.leave_tickets([ticket(1, epoch="3" * 16)])
+    assert not engine.is_ready("r", bare(1))
+    assert [pull.ticket.epoch for pull in engine.pulls] == ["3" * 16]
+
+
+MOST_LEFT = 4096
+
+
+def is_left(engine: Engine, number: int) -> bool:
+    """Whether a request of this image alone is served."""
+    name = f"of {number}"
+    engine.is_ready(name, bare(number))
+    engine.side.finish(name)
+    return name not in engine.side.take_unavailable()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_oldest_left_tickets_go(at_once: bool) -> None:
+    engine = Engine(num_pages=64)
+    tickets = [ticket(number) for number in range(MOST_LEFT)]
+    for some in [tickets] if at_once else [[one] for one in tickets]:
+        engine.side.leave_tickets(some)
+    assert is_left(engine, 0)
+    engine.side.leave_tickets([ticket(MOST_LEFT)])
+    assert [is_left(engine, number) for number in (0, 1, MOST_LEFT)] == [False, True, True]
+
+
+def test_a_ticket_that_is_left_again_is_none_of_the_oldest() -> None:
+    engine = Engine(num_pages=64)
+    engine.side.leave_tickets([ticket(number) for number in range(MOST_LEFT)])
+    engine.side.leave_tickets([ticket(0)])
+    engine.side.leave_tickets([ticket(MOST_LEFT)])
+    assert [is_left(engine, number) for number in (0, 1, 2)] == [True, False, True]
+
+
+class Watched(list[RequestItem]):
+    """Items of a request; something happens as they are first looked through, behind the first of them."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def __iter__(self) -> Iterator[RequestItem]:
+        for one in super().__iter__():
+            yield one
+            if self.meanwhile is not None:
+                meanwhile, self.meanwhile = self.meanwhile, None
+                meanwhile()
+
+
+def test_another_thread_may_leave_tickets(engine: Engine) -> None:
+    """A request has all of those that it found, although others push them out meanwhile."""
+    others = [ticket(number) for number in range(10, 10 + MOST_LEFT)]
+    leaving = threading.Thread(target=engine.side.leave_tickets, args=(others,))
+
+    def meanwhile() -> None:
+        leaving.start()
+        leaving.join(0.2)  # without a lock it would be done by then
+
+    engine.side.leave_tickets([ticket(1), ticket(2)])
+    items = Watched(bare(1, 2)[0])
+    items.meanwhile = meanwhile
+    assert not engine.is_ready("r", (items, []))
+    leaving.join()
+    assert engine.side.take_unavailable() == set()
+    assert [pull.ticket for pull in engine.pulls] == [ticket(1), ticket(2)]
+    assert not is_left(engine, 1)
 
 
 # Room
