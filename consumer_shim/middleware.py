@@ -7,17 +7,14 @@ untouched.
 import asyncio
 import json
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from consumer_shim.client import AsyncProducer
 from consumer_shim.config import ShimConfig
-from consumer_shim.gateway import encode_request
+from consumer_shim.endpoints import BodyEncoder, endpoint
 from consumer_shim.pull import Failure
-from consumer_shim.rewrite import RequestError, leases_in, names_media
-from consumer_shim.side_channel import ask_reason, leave_tickets
-from consumer_shim.tickets import PullTicket, from_params
+from consumer_shim.rewrite import RequestError
+from consumer_shim.side_channel import ask_reason
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +23,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-_CHAT = "/v1/chat/completions"
-_TOKENIZE = "/tokenize"
-_OTHERS = (
-    *("/v1/responses", "/v1/responses/render", "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"),
-    *("/v1/chat/completions/batch", "/v1/chat/completions/render", "/invocations", "/cohere/v2/chat"),
-    *("/cohere/v2/chat/render", "/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
-    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
-)
-"""Endpoints that take media, but neither metadata nor tickets as chat completions do."""
-_RELEASE_TIMEOUT_S = 2.0
 _MAX_HELD = 64
 _LOST = (502, 503)
 """Failures of a pull that another encode may mend: what was to be pulled has gone, or is not the embedding."""
@@ -46,10 +33,10 @@ class EncodeMiddleware:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._encoder: _Encoder | None = None
+        self._encoder: BodyEncoder | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        path = next((path for path in (_CHAT, _TOKENIZE, *_OTHERS) if _is_at(scope, path)), None)
+        path = endpoint(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if path is None:
             await self._app(scope, receive, send)
             return
@@ -63,14 +50,14 @@ class EncodeMiddleware:
                 return
             receive = exchange.receive_again
 
-    def _encoder_for(self, scope: MutableMapping[str, Any]) -> "_Encoder":
+    def _encoder_for(self, scope: MutableMapping[str, Any]) -> "BodyEncoder":
         if self._encoder is None:
             vllm_config = scope["app"].state.vllm_config
             transfer = vllm_config.ec_transfer_config
             if transfer is None:
                 raise RequestError(500, "EncodeMiddleware needs --ec-transfer-config with consumer_shim.connector")
             config = ShimConfig.from_extra_config(transfer.ec_connector_extra_config)
-            self._encoder = _Encoder(config, transfer.engine_id, vllm_config.model_config)
+            self._encoder = BodyEncoder(config, transfer.engine_id, vllm_config.model_config)
         return self._encoder
 
 
@@ -88,7 +75,7 @@ class _Exchange:
 
     def __init__(
         self,
-        encoder_for: "Callable[[MutableMapping[str, Any]], _Encoder]",
+        encoder_for: "Callable[[MutableMapping[str, Any]], BodyEncoder]",
         path: str,
         scope: MutableMapping[str, Any],
         receive: Receive,
@@ -176,69 +163,6 @@ class _Exchange:
         if not self._leases or (start["status"] != 500 and not in_stream):
             return None
         return await asyncio.to_thread(ask_reason, self._encoder.engine_id, self._leases)
-
-
-class _Encoder:
-    """Sends media to producers in turn. For the event loop that made it."""
-
-    def __init__(self, config: ShimConfig, engine_id: str, model_config: Any) -> None:
-        from consumer_shim.fetch import Fetcher
-
-        multimodal = model_config.multimodal_config
-        self._settings = {name: getattr(multimodal, name) for name in ("mm_processor_kwargs", "media_io_kwargs")}
-        self._fetch = Fetcher(model_config, config.max_body_bytes)
-        self._timeout_s = config.encode_timeout_s
-        self.max_body_bytes = config.max_body_bytes
-        self.engine_id = engine_id
-        self._producers = deque(AsyncProducer(address) for address in config.producers)
-
-    async def rewrite(self, path: str, body: bytes) -> tuple[bytes, list[str]]:
-        """The body to hand on, itself if it has no media, and the leases of the tickets in it.
-
-        Raises:
-            RequestError: the media cannot be served.
-        """
-        try:
-            request = json.loads(body)
-        except (ValueError, RecursionError):
-            return body, []  # vLLM says what is wrong with it
-        if not isinstance(request, dict):
-            return body, []
-        if path in _OTHERS:
-            if names_media(request):
-                raise RequestError(
-                    400, f"{path} takes no media on this server, whose encoder is elsewhere; {_CHAT} does"
-                )
-            return body, []
-        producers = list(self._producers)
-        self._producers.rotate(-1)
-        tickets = await encode_request(request, producers, self._timeout_s, fetch=self._fetch, settings=self._settings)
-        if not tickets:
-            return body, leases_in(request)
-        leases = [ticket.lease_id for ticket in tickets]
-        if path == _TOKENIZE:  # the prompt's length needs no embedding
-            await self._release(from_params(request["ec_transfer_params"]))
-        if request.get("use_beam_search"):
-            await self._leave(from_params(request["ec_transfer_params"]))
-        return json.dumps(request).encode(), leases
-
-    async def _leave(self, tickets: list[PullTicket]) -> None:
-        """Beam search makes requests of its own, which have this one's media under their uuid, but not its tickets."""
-        if self._settings["media_io_kwargs"]:
-            raise RequestError(
-                400, "use_beam_search is not served with media where --media-io-kwargs is set: vLLM changes their uuid"
-            )
-        if not await asyncio.to_thread(leave_tickets, self.engine_id, tickets):
-            raise RequestError(503, "use_beam_search: the engine did not take the tickets of the request's media")
-
-    async def _release(self, tickets: list[PullTicket]) -> None:
-        producers = {producer.address: producer for producer in self._producers}
-        releases = (producers[one.address].release(one.lease_id, _RELEASE_TIMEOUT_S) for one in tickets)
-        await asyncio.gather(*releases)
-
-
-def _is_at(scope: MutableMapping[str, Any], path: str) -> bool:
-    return bool(scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(path))
 
 
 def _whole(body: bytes) -> Message:

@@ -30,6 +30,8 @@ _TYPES_BY_FIELD = (
 """What vLLM takes a part for that has no type, or a uuid: the first of these fields that it has."""
 _SCHEMA_FIELDS = ("tools", "functions", "response_format", "structured_outputs", "text", "chat_template_kwargs")
 """Fields of a body that describe data, in which names of media mean nothing."""
+_MEDIA_FIELDS = ("images", "audio", "videos")
+"""Fields of a body that are media themselves."""
 _STAND_INS = ("image_embeds", "video_embeds", "audio_embeds", "image_url")
 _UNSUPPORTED_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
@@ -68,6 +70,8 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
     for modality in sorted({part.modality for part in parts}):
         if f"{modality}_embeds" in kinds:
             raise RequestError(400, f"a request may carry {modality} media or {modality}_embeds parts, not both")
+    if parts and not isinstance(body.get("ec_transfer_params") or {}, dict):
+        raise RequestError(400, "ec_transfer_params is not an object")
     for name in _UNSUPPORTED_FIELDS if parts else ():
         if body.get(name):
             raise RequestError(
@@ -78,17 +82,19 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
 
 def names_media(body: Mapping[str, Any]) -> bool:
     """Whether there is a part with media anywhere in a body, whichever of vLLM's APIs it is of."""
-    if body.get("images"):  # of embeddings
+    if any(body.get(name) for name in _MEDIA_FIELDS):
         return True
     left: list[Any] = [value for name, value in body.items() if name not in _SCHEMA_FIELDS]
     while left:
         value = left.pop()
-        if isinstance(value, dict):
-            if value.get("type") == "image" or _kind(value) in _MODALITIES:
+        if isinstance(value, list):  # parts stand in lists; elsewhere such a field is some other data's
+            if any(
+                isinstance(one, dict) and (one.get("type") == "image" or _kind(one) in _MODALITIES) for one in value
+            ):
                 return True
-            left += value.values()
-        elif isinstance(value, list):
             left += value
+        elif isinstance(value, dict):
+            left += value.values()
     return False
 
 
@@ -102,17 +108,13 @@ def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Seq
         address: of the producer that gave them, as the connector is configured with it.
 
     Raises:
-        RequestError: `ec_transfer_params` has another form.
-        ValueError, IndexError: the tickets are malformed, or not as many as the parts.
+        ValueError: the tickets are malformed, or not as many as the parts. The body is as it was.
     """
-    params = body.get("ec_transfer_params") or {}
-    if not isinstance(params, dict):
-        raise RequestError(400, "ec_transfer_params is not an object")
     pulls = [PullTicket.from_message(ticket, address) for ticket in tickets]
     replacements = list(zip(parts, map(_stand_in, tickets), strict=True))
     for part, replacement in replacements:
         part.content[part.index] = replacement
-    body["ec_transfer_params"] = {**params, **to_params(pulls)}
+    body["ec_transfer_params"] = {**(body.get("ec_transfer_params") or {}), **to_params(pulls)}
 
 
 def leases_in(body: Mapping[str, Any]) -> list[str]:

@@ -59,7 +59,7 @@ class SideChannel:
             try:
                 question, sender = self._socket.recvfrom(_MAX_BYTES)
                 self._socket.sendto(self._answer(question), sender)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 continue  # not our middleware's question
             except OSError:
                 continue  # the sender has gone, or this was closed
@@ -81,8 +81,9 @@ def ask_reason(engine_id: str, lease_ids: list[str]) -> Failure | None:
 
 
 def leave_tickets(engine_id: str, tickets: Sequence[PullTicket]) -> bool:
-    """Gives the engine tickets for requests that will not bring them; whether it has them. Blocks for at most 1 s."""
-    return len(tickets) <= _MAX_TICKETS and _exchange(engine_id, to_params(list(tickets))) is True
+    """Gives the engine tickets for requests that will not bring them; whether it has all. Waits 1 s a message."""
+    starts = range(0, len(tickets), _MAX_TICKETS)
+    return all(_exchange(engine_id, to_params(list(tickets[at : at + _MAX_TICKETS]))) is True for at in starts)
 
 
 def _exchange(engine_id: str, message: Any) -> Any:

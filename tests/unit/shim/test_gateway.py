@@ -202,7 +202,6 @@ async def test_transfer_params_that_are_no_object() -> None:
     assert "ec_transfer_params" in str(refused)
 
 
-@pytest.mark.xfail(reason="apply_tickets' RequestError of the client's params passes by encode_request's release")
 async def test_transfer_params_that_are_no_object_hold_no_lease() -> None:
     """Either nothing is encoded for them, or it is given back."""
     producer = FakeProducer(ticket(0))

@@ -15,7 +15,7 @@ import pytest
 from google.rpc import status_pb2
 
 import consumer_shim.fetch  # noqa: F401 – here, since it imports vLLM for long, which is no part of any test
-from consumer_shim import middleware, retries
+from consumer_shim import endpoints, retries
 from consumer_shim.middleware import EncodeMiddleware
 from consumer_shim.pull import Failure
 from consumer_shim.side_channel import SideChannel
@@ -542,7 +542,6 @@ async def test_beam_search_whose_embedding_was_lost(stack: Stack, encoder: Encod
     assert len(left) == 2
 
 
-@pytest.mark.xfail(reason="_leave's refusals pass by everything that releases")
 @pytest.mark.parametrize("settings", [SimpleNamespace(**SETTINGS), None])
 async def test_refused_beam_search_holds_no_leases(stack: Stack, encoder: Encoder, settings: Any) -> None:
     """Either nothing is encoded for it, or it is given back."""
@@ -551,7 +550,6 @@ async def test_refused_beam_search_holds_no_leases(stack: Stack, encoder: Encode
     assert encoder.items == [] or encoder.released == [f"{0:032x}"]
 
 
-@pytest.mark.xfail(reason="tickets are left only of media that the middleware has encoded itself")
 async def test_beam_search_with_tickets_that_a_client_brings(stack: Stack) -> None:
     """As from a gateway before this server; vLLM's own requests have neither these nor others."""
     await stack.post(chat(b"one"))
@@ -561,14 +559,12 @@ async def test_beam_search_with_tickets_that_a_client_brings(stack: Stack) -> No
     assert client.status == 400 or left == from_params(body["ec_transfer_params"])
 
 
-@pytest.mark.xfail(reason="a message has 64 tickets at most; more are refused as if another try would help")
 async def test_beam_search_with_many_media(stack: Stack) -> None:
     with engine_of(stack) as left:
         client = await stack.post(chat(*[b"one"] * 65, use_beam_search=True))
     assert client.status == 400 or len(left) == 65
 
 
-@pytest.mark.xfail(reason="tickets are left whatever the path is, here those whose leases were just released")
 async def test_tokenizing_leaves_nothing(stack: Stack) -> None:
     """It is no search, whatever else a client's body says."""
     with engine_of(stack) as left:
@@ -587,7 +583,6 @@ def user(*content: Any) -> list[Any]:
     return [{"role": "user", "content": list(content)}]
 
 
-BY_ANOTHERS_NAME = pytest.mark.xfail(reason="the name is that of the first endpoint that the path ends with: /score")
 ELSEWHERE = [
     ("/v1/responses", {"input": user({"type": "input_text", "text": "?"}, INPUT_IMAGE)}),
     ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "1", "output": [INPUT_IMAGE]}]}),
@@ -612,11 +607,7 @@ ELSEWHERE = [
     ),
     *(
         (path, {"query": "cats", "documents": [{"content": [image(b"one")]}]})
-        for path in ("/rerank", "/invocations")
-    ),
-    *(
-        pytest.param(path, {"query": "cats", "documents": [{"content": [image(b"one")]}]}, marks=BY_ANOTHERS_NAME)
-        for path in ("/v1/score", "/v1/rerank", "/v2/rerank")
+        for path in ("/rerank", "/invocations", "/v1/score", "/v1/rerank", "/v2/rerank")
     ),
     ("/rerank", {"query": {"content": [image(b"one")]}, "documents": ["cats"]}),
     ("/pooling", {"messages": user({"image_url": "http://127.0.0.1/cat.png"})}),
@@ -669,7 +660,7 @@ SCHEMA = {
         b"",
     ],
 )
-@pytest.mark.parametrize("path", middleware._OTHERS)
+@pytest.mark.parametrize("path", endpoints.OTHERS)
 async def test_without_media_other_endpoints_are_as_ever(
     stack: Stack, encoder: Encoder, path: str, body: bytes
 ) -> None:
@@ -684,7 +675,6 @@ async def test_without_media_other_endpoints_are_as_ever(
 URLS = ["data:image/png;base64,AAAA"]
 
 
-@pytest.mark.xfail(reason="vLLM has more endpoints with media than are listed; /v1/systemone is on by default")
 @pytest.mark.parametrize(
     ("path", "body"),
     [

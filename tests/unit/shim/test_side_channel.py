@@ -124,7 +124,6 @@ def test_it_survives_what_are_no_tickets(engine_id: str, question: bytes) -> Non
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.xfail(reason="_serve lets json.loads' RecursionError through, which ends its thread")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_it_survives_deep_nesting(engine_id: str) -> None:
     """Any process of the host can send it, as abstract sockets have no owner."""
@@ -164,7 +163,7 @@ def tickets(count: int) -> list[PullTicket]:
     ]
 
 
-@pytest.mark.parametrize("count", [1, 64])
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
 def test_tickets_arrive(engine_id: str, count: int) -> None:
     left: list[PullTicket] = []
     channel = SideChannel(engine_id, {}.get, left.extend)
@@ -176,8 +175,3 @@ def test_tickets_arrive(engine_id: str, count: int) -> None:
 
 def test_tickets_that_do_not_arrive(engine_id: str) -> None:
     assert not leave_tickets(engine_id, tickets(1))  # nobody is there
-    left: list[PullTicket] = []
-    channel = SideChannel(engine_id, {}.get, left.extend)
-    assert not leave_tickets(engine_id, tickets(65))
-    assert left == []
-    channel.close()

@@ -1,0 +1,93 @@
+"""What becomes of a request's body, by the endpoint of vLLM's that it is for."""
+
+import asyncio
+import json
+from collections import deque
+from typing import Any
+
+from consumer_shim.client import AsyncProducer
+from consumer_shim.config import ShimConfig
+from consumer_shim.gateway import encode_request
+from consumer_shim.rewrite import RequestError, find_media, leases_in, names_media
+from consumer_shim.side_channel import leave_tickets
+from consumer_shim.tickets import PullTicket, from_params
+
+CHAT = "/v1/chat/completions"
+TOKENIZE = "/tokenize"
+OTHERS = (
+    *("/v1/responses", "/v1/responses/render", "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"),
+    *("/v1/chat/completions/batch", "/v1/chat/completions/render", "/invocations", "/inference/v1/generate"),
+    *("/cohere/v2/chat", "/cohere/v2/chat/render", "/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/systemone"),
+)
+"""Endpoints that take media, but neither metadata nor tickets as chat completions do."""
+_RELEASE_TIMEOUT_S = 2.0
+
+
+def endpoint(path: str) -> str | None:
+    """The endpoint at a path, which may have a prefix; None for one that takes no media."""
+    return max((one for one in (CHAT, TOKENIZE, *OTHERS) if path.endswith(one)), key=len, default=None)
+
+
+class BodyEncoder:
+    """Sends media to producers, which take turns. For the event loop that made it."""
+
+    def __init__(self, config: ShimConfig, engine_id: str, model_config: Any) -> None:
+        """`model_config` is vLLM's."""
+        from consumer_shim.fetch import Fetcher
+
+        multimodal = model_config.multimodal_config
+        self._settings = {name: getattr(multimodal, name) for name in ("mm_processor_kwargs", "media_io_kwargs")}
+        self._fetch = Fetcher(model_config, config.max_body_bytes)
+        self._timeout_s = config.encode_timeout_s
+        self.max_body_bytes = config.max_body_bytes
+        self.engine_id = engine_id
+        self._producers = deque(AsyncProducer(address) for address in config.producers)
+
+    async def rewrite(self, path: str, body: bytes) -> tuple[bytes, list[str]]:
+        """The body to hand on to an endpoint, itself if it has no media, and the leases of the tickets in it.
+
+        Raises:
+            RequestError: the media cannot be served.
+        """
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError):
+            return body, []  # vLLM says what is wrong with it
+        if not isinstance(request, dict):
+            return body, []
+        if path in OTHERS:
+            if names_media(request):
+                raise RequestError(
+                    400, f"{path} takes no media on this server, whose encoder is elsewhere; {CHAT} does"
+                )
+            return body, []
+        is_beam_search = path == CHAT and bool(request.get("use_beam_search"))
+        if is_beam_search and self._settings["media_io_kwargs"] and find_media(request):
+            raise RequestError(
+                400, "use_beam_search is not served with media where --media-io-kwargs is set: vLLM changes their uuid"
+            )
+        producers = list(self._producers)
+        self._producers.rotate(-1)
+        has_media = await encode_request(
+            request, producers, self._timeout_s, fetch=self._fetch, settings=self._settings
+        )
+        leases = leases_in(request)
+        if leases:
+            tickets = from_params(request["ec_transfer_params"])
+            if is_beam_search:
+                await self._leave(tickets)
+            elif has_media and path == TOKENIZE:  # the prompt's length needs no embedding
+                await self._release(tickets)
+        return (json.dumps(request).encode() if has_media else body), leases
+
+    async def _leave(self, tickets: list[PullTicket]) -> None:
+        """Beam search makes requests of its own, which have this one's media under their uuid, but not its tickets."""
+        if not await asyncio.to_thread(leave_tickets, self.engine_id, tickets):
+            await self._release(tickets)
+            raise RequestError(503, "use_beam_search: the engine did not take the tickets of the request's media")
+
+    async def _release(self, tickets: list[PullTicket]) -> None:
+        producers = {producer.address: producer for producer in self._producers}
+        known = [ticket for ticket in tickets if ticket.address in producers]
+        await asyncio.gather(*(producers[one.address].release(one.lease_id, _RELEASE_TIMEOUT_S) for one in known))
