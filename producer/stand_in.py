@@ -171,7 +171,7 @@ class _LlmOnly:
 def _field(name: str, item: ProcessedItem) -> Any:
     """A declared field: nearly always what the processor computed, under that name."""
     if name == "audio_num_tokens":
-        return item.num_rows
+        return [item.num_rows]
     if name == "image_sizes" and name not in item.kwargs:
         return item.media.size
     return item.kwargs[name].data
@@ -189,9 +189,10 @@ def _blank_image(item: ProcessedItem) -> ContentPart:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as JSON has them, where vLLM takes them so: in one dimension."""
-    tensor = torch.as_tensor(value)
-    return tensor.flatten().tolist() if tensor.ndim < 2 else _saved(tensor)
+    """Numbers as JSON has them, exactly, where vLLM takes them so: in one dimension."""
+    if not isinstance(value, torch.Tensor):
+        return list(value)
+    return value.flatten().tolist() if value.ndim < 2 else _saved(value)
 
 
 def _saved(value: torch.Tensor) -> str:
