@@ -184,8 +184,8 @@ def _start_encoder(
     )
     stack.callback(preprocessor.close)
     preprocessor.start()
-    model = encoder.load()
     stack.callback(encoder.close)
+    model = encoder.load()
     stack.enter_context(pinned(region.address, region.num_bytes, encoder.device))
     metrics.info.info(
         {"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **model.versions}

@@ -80,6 +80,7 @@ class VllmEncoder:
         self.forms = self._choose_forms(modalities)
         self.device = torch.device("cpu" if current_platform.is_cpu() else f"{current_platform.device_type}:0")
         self._decoder = MsgpackDecoder(MultiModalKwargsItem)
+        self._rendezvous: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def graph_miss_reason(self) -> str:
@@ -130,10 +131,11 @@ class VllmEncoder:
         return outputs
 
     def close(self) -> None:
-        """Ends the process group; after the last `encode`."""
+        """Ends the process group, without which a GPU's process would not exit; after the last `encode`."""
         destroy_model_parallel()
         destroy_distributed_environment()
-        self._rendezvous.cleanup()
+        if self._rendezvous is not None:
+            self._rendezvous.cleanup()
 
     def _choose_forms(self, wanted: Sequence[str]) -> dict[str, str]:
         """By modality that can be served: the form of what stands for an item in a consumer's request."""

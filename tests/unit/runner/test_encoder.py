@@ -87,3 +87,8 @@ def test_all_settings_for_media_are_part_of_the_fingerprint() -> None:
         "video_loader": "opencv",
     }
     assert decoding == {"video": {"fps": 1}}  # vLLM's decoders take more out of it
+
+
+def test_one_that_was_not_loaded_can_be_closed() -> None:
+    """As at a start whose loading fails, which must end the process group."""
+    encoder(tiny("qwen2_5_vl")).close()
