@@ -1,7 +1,7 @@
 """The forms that requests come in, each answered as plain vLLM answers it or refused by name.
 
 Both servers take small batches (so that prompts and images are longer than one), keep prefixes, parse tool calls, fetch
-from this host only, and decode media under settings that the producer has too.
+from this host only, and decode and process media under settings that the producer has too.
 """
 
 import base64
@@ -19,9 +19,10 @@ from typing import Any
 import httpx
 import pytest
 
-from consumer_shim.client import AsyncProducer
+from consumer_shim.client import AsyncProducer, Producer
 from consumer_shim.gateway import encode_request
 from consumer_shim.rewrite import RequestError
+from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.kit.chat import ChatError, ask, chat_request
 from tests.kit.checkpoints import cached_checkpoint
 from tests.kit.clips import pan_at, videos
@@ -34,8 +35,10 @@ pytestmark = pytest.mark.e2e
 REPOSITORY = Path(__file__).parents[2]
 BACKGROUND = (0, 128, 255)
 MEDIA_IO = {"image": {"rgba_background_color": BACKGROUND}, "video": {"num_frames": 8}}
+PROCESSOR = {"size": {"shortest_edge": 4 * 28**2, "longest_edge": 32 * 28**2}}
+SETTINGS = ("--media-io-kwargs", json.dumps(MEDIA_IO), "--mm-processor-kwargs", json.dumps(PROCESSOR))
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-BATCH_TOKENS = 64
+BATCH_TOKENS = 32  # as many as the largest image has rows under PROCESSOR
 
 Pair = tuple[VllmServer, VllmServer]
 """Plain vLLM and an LLM-only one."""
@@ -72,7 +75,7 @@ def site(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def producer(model: Path, stack: Stack) -> ProducerServer:
-    server = ProducerServer(model, extra_args=("--media-io-kwargs", json.dumps(MEDIA_IO)), name="requests-producer")
+    server = ProducerServer(model, extra_args=SETTINGS, name="requests-producer")
     stack.start(server)
     return server
 
@@ -82,7 +85,7 @@ def pair(model: Path, stack: Stack, producer: ProducerServer, folder: Path) -> P
     flags = [
         *("--max-num-batched-tokens", str(BATCH_TOKENS), "--enable-prefix-caching"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-        *("--media-io-kwargs", json.dumps(MEDIA_IO)),
+        *SETTINGS,
         *("--allowed-media-domains", "127.0.0.1", "--allowed-local-media-path", str(folder)),
     ]
     plain = VllmServer(model, extra_args=flags, name="requests-plain")
@@ -151,12 +154,26 @@ def test_settings_for_media_are_the_servers(pair: Pair) -> None:
     assert answers[0] == answers[1] != answers[2]
 
 
+def test_settings_of_the_processor_are_the_servers(pair: Pair, producer: ProducerServer) -> None:
+    """Of 64 rows without them, 32 are left."""
+    both(pair, chat_request([photos()["chelsea.png"], "What is it?"]))
+    client = Producer(producer.address)
+    (ticket,) = client.encode([pb.MediaItem(modality=pb.MODALITY_IMAGE, data=photos()["chelsea.png"].data)], 60)
+    client.close()
+    assert isinstance(ticket, pb.Ticket)
+    assert 24 <= ticket.num_rows <= 32
+
+
 async def test_other_settings_are_refused_by_name(producer: ProducerServer) -> None:
     client = AsyncProducer(producer.address)
     request = chat_request([photos()["coffee.jpg"]])
     with pytest.raises(RequestError, match=r'media_io_kwargs is \{"image": .* at the encoder service and \{\} at its'):
         await encode_request(request, client, 60, settings={"media_io_kwargs": {}})
-    await encode_request(request, client, 60, settings={"media_io_kwargs": MEDIA_IO, "mm_processor_kwargs": None})
+    with pytest.raises(
+        RequestError, match=r'mm_processor_kwargs is \{"size": .* at the encoder service and \{\} at its'
+    ):
+        await encode_request(request, client, 60, settings={"mm_processor_kwargs": None})
+    await encode_request(request, client, 60, settings={"media_io_kwargs": MEDIA_IO, "mm_processor_kwargs": PROCESSOR})
     await client.close()
 
 
@@ -341,7 +358,7 @@ def test_offline_with_files_and_decoded_images(
     messages[1][0]["content"][0] = {"type": "image_pil", "image_pil": pixels}
     transfer = json.loads(consumer_args(producer.address, "shm")[3])
     settings = ENGINE | {"limit_mm_per_prompt": {"image": 0, "video": 0}, "ec_transfer_config": transfer}
-    settings["max_num_batched_tokens"] = BATCH_TOKENS
+    settings |= {"max_num_batched_tokens": BATCH_TOKENS, "mm_processor_kwargs": PROCESSOR}
     script = tmp_path / "offline.py"
     script.write_text(OFFLINE)
     arguments = [str(model), producer.address, json.dumps(settings), json.dumps(messages)]
