@@ -290,7 +290,7 @@ def test_timestamps_are_those_of_the_frames(
 
 @pytest.mark.parametrize("rate_hz", [4.0, 7.0, 10.0, 29.97])
 def test_timestamps_are_exact(model: Callable[[str], Model], rate_hz: float) -> None:
-    """Their text is part of the prompt, to a tenth of a second: 0.45, once rounded to float32, reads 0.4 and not 0.5."""
+    """Their text is part of the prompt, to a tenth of a second: 0.45, once rounded to float32, reads 0.4, not 0.5."""
     known, item = model("qwen3_vl"), frames(8, rate_hz)
     processed = known.processor.process("video", known.decoder.decode(item))
     assert known.part(item)["video_embeds"]["timestamps"] == list(processed.kwargs["timestamps"].data)
