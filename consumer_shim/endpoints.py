@@ -7,10 +7,10 @@ from typing import Any
 
 from consumer_shim.client import AsyncProducer
 from consumer_shim.config import ShimConfig
-from consumer_shim.gateway import encode_request
-from consumer_shim.rewrite import RequestError, find_media, leases_in, names_media
+from consumer_shim.gateway import encode_request, release_all
+from consumer_shim.rewrite import MEDIA_SETTINGS, RequestError, find_media, names_media, tickets_in
 from consumer_shim.side_channel import leave_tickets
-from consumer_shim.tickets import PullTicket, from_params
+from consumer_shim.tickets import PullTicket
 
 CHAT = "/v1/chat/completions"
 TOKENIZE = "/tokenize"
@@ -21,7 +21,6 @@ OTHERS = (
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/systemone"),
 )
 """Endpoints that take media, but neither metadata nor tickets as chat completions do."""
-_RELEASE_TIMEOUT_S = 2.0
 
 
 def endpoint(path: str) -> str | None:
@@ -37,7 +36,7 @@ class BodyEncoder:
         from consumer_shim.fetch import Fetcher
 
         multimodal = model_config.multimodal_config
-        self._settings = {name: getattr(multimodal, name) for name in ("mm_processor_kwargs", "media_io_kwargs")}
+        self._settings = {name: getattr(multimodal, name) for name in MEDIA_SETTINGS}
         self._fetch = Fetcher(model_config, config.max_body_bytes)
         self._timeout_s = config.encode_timeout_s
         self.max_body_bytes = config.max_body_bytes
@@ -72,14 +71,13 @@ class BodyEncoder:
         has_media = await encode_request(
             request, producers, self._timeout_s, fetch=self._fetch, settings=self._settings
         )
-        leases = leases_in(request)
-        if leases:
-            tickets = from_params(request["ec_transfer_params"])
+        tickets = tickets_in(request)
+        if tickets:
             if is_beam_search:
                 await self._leave(tickets)
             elif has_media and path == TOKENIZE:  # the prompt's length needs no embedding
                 await self._release(tickets)
-        return (json.dumps(request).encode() if has_media else body), leases
+        return (json.dumps(request).encode() if has_media else body), [ticket.lease_id for ticket in tickets]
 
     async def _leave(self, tickets: list[PullTicket]) -> None:
         """Beam search makes requests of its own, which have this one's media under their uuid, but not its tickets."""
@@ -88,6 +86,9 @@ class BodyEncoder:
             raise RequestError(503, "use_beam_search: the engine did not take the tickets of the request's media")
 
     async def _release(self, tickets: list[PullTicket]) -> None:
-        producers = {producer.address: producer for producer in self._producers}
-        known = [ticket for ticket in tickets if ticket.address in producers]
-        await asyncio.gather(*(producers[one.address].release(one.lease_id, _RELEASE_TIMEOUT_S) for one in known))
+        await asyncio.gather(
+            *(
+                release_all(producer, [ticket.lease_id for ticket in tickets if ticket.address == producer.address])
+                for producer in self._producers
+            )
+        )

@@ -69,7 +69,7 @@ async def encode_request(
     try:
         apply_tickets(request, parts, tickets, one.address)
     except (ValueError, RecursionError) as error:
-        await _release(one, tickets)
+        await release_all(one, [ticket.lease_id for ticket in tickets])
         raise RequestError(502, f"the answer of producer {one.address} makes no sense: {error}") from None
     return tickets
 
@@ -90,13 +90,14 @@ async def _encode(
     failed = next(((place, one) for place, one in enumerate(outcomes) if isinstance(one, ProducerError)), None)
     if failed is None:
         return tickets
-    await _release(producer, tickets)  # what the others were given will not be used
+    await release_all(producer, [ticket.lease_id for ticket in tickets])  # what the others were given will not be used
     place, reason = failed
     raise RequestError(_http_status(reason), f"{parts[place].modality} {place + 1} of {len(parts)}: {reason}")
 
 
-async def _release(producer: AsyncProducer, tickets: Iterable[pb.Ticket]) -> None:
-    await asyncio.gather(*(producer.release(ticket.lease_id, _RELEASE_TIMEOUT_S) for ticket in tickets))
+async def release_all(producer: AsyncProducer, lease_ids: Iterable[str]) -> None:
+    """Ends leases that nobody will use, as far as the producer can be reached soon."""
+    await asyncio.gather(*(producer.release(lease_id, _RELEASE_TIMEOUT_S) for lease_id in lease_ids))
 
 
 async def _item(part: MediaPart, fetch: Callable[[str, str], Awaitable[bytes]] | None) -> pb.MediaItem:

@@ -33,7 +33,8 @@ _SCHEMA_FIELDS = ("tools", "functions", "response_format", "structured_outputs",
 _MEDIA_FIELDS = ("images", "audio", "videos")
 """Fields of a body that are media themselves."""
 _STAND_INS = ("image_embeds", "video_embeds", "audio_embeds", "image_url")
-_UNSUPPORTED_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+MEDIA_SETTINGS = ("mm_processor_kwargs", "media_io_kwargs")
+"""What decides how media are decoded and processed: a server's, never a request's."""
 
 
 class RequestError(Exception):
@@ -72,7 +73,7 @@ def find_media(body: Mapping[str, Any]) -> list[MediaPart]:
             raise RequestError(400, f"a request may carry {modality} media or {modality}_embeds parts, not both")
     if parts and not isinstance(body.get("ec_transfer_params") or {}, dict):
         raise RequestError(400, "ec_transfer_params is not an object")
-    for name in _UNSUPPORTED_FIELDS if parts else ():
+    for name in MEDIA_SETTINGS if parts else ():
         if body.get(name):
             raise RequestError(
                 400, f"{name} cannot be set by a request here: the encoder service has settings of its own"
@@ -117,15 +118,15 @@ def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Seq
     body["ec_transfer_params"] = {**(body.get("ec_transfer_params") or {}), **to_params(pulls)}
 
 
-def leases_in(body: Mapping[str, Any]) -> list[str]:
-    """Leases of the tickets that a client put into its request itself.
+def tickets_in(body: Mapping[str, Any]) -> list[PullTicket]:
+    """The tickets in a request, whoever put them there.
 
     Raises:
         RequestError: they are malformed.
     """
     params = body.get("ec_transfer_params")
     try:
-        return [ticket.lease_id for ticket in from_params(params if isinstance(params, dict) else None)]
+        return from_params(params if isinstance(params, dict) else None)
     except ValueError as error:
         raise RequestError(400, str(error)) from None
 

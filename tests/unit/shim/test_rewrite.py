@@ -13,7 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import _parse_chat_message_content_mm_part
 
 from consumer_shim import rewrite
-from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, data_of, find_media, leases_in, names_media
+from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, data_of, find_media, names_media, tickets_in
 from consumer_shim.tickets import PullTicket, from_params
 from producer.wire.contract import TICKETS_PARAM
 from producer.wire.modality import modality_number
@@ -304,11 +304,11 @@ def test_settings_that_the_producer_has(name: str) -> None:
 def test_leases_of_tickets_that_a_client_brings() -> None:
     body = chat([image(b"one"), image(b"two")])
     rewritten(body)
-    assert leases_in(body) == [f"{0:032x}", f"{1:032x}"]
-    assert leases_in(chat("text")) == []
-    assert leases_in({"ec_transfer_params": "x"}) == []
+    assert [one.lease_id for one in tickets_in(body)] == [f"{0:032x}", f"{1:032x}"]
+    assert tickets_in(chat("text")) == []
+    assert tickets_in({"ec_transfer_params": "x"}) == []
     with pytest.raises(RequestError, match=TICKETS_PARAM) as refused:
-        leases_in({"ec_transfer_params": {TICKETS_PARAM: "x"}})
+        tickets_in({"ec_transfer_params": {TICKETS_PARAM: "x"}})
     assert refused.value.status == 400
 
 
