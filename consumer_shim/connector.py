@@ -24,7 +24,8 @@ from vllm.v1.outputs import ECConnectorOutput
 from consumer_shim import plugin
 from consumer_shim.config import ShimConfig
 from consumer_shim.landing import Landing
-from consumer_shim.scheduler import Load, RequestItem, SchedulerSide
+from consumer_shim.pairing import RequestItem
+from consumer_shim.scheduler import Load, SchedulerSide
 from consumer_shim.side_channel import SideChannel
 from consumer_shim.tickets import PullTicket, from_params
 from consumer_shim.worker import WorkerSide

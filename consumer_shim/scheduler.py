@@ -6,13 +6,13 @@ hold is not relied on, since it can evict within one scheduling pass. All method
 
 import itertools
 import logging
-import threading
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from consumer_shim.pairing import RequestItem, pair
 from consumer_shim.pull import Failure, Pull, PullState
+from consumer_shim.recent import Recent
 from consumer_shim.tickets import PullTicket
 from producer.memory.block_store import Block, BlockStore, StoreFullError
 from producer.wire.block import HEADER_BYTES, EmbeddingShape
@@ -23,20 +23,6 @@ _MAX_FAILURES = 1024
 _MAX_LEFT = 4096
 _IN_BAND = ""
 """Stands for the key of what has none, since it brings its own tensor."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestItem:
-    """A media item of a request, as the engine has it."""
-
-    identifier: str
-    """Under which the engine keeps the item's embedding."""
-    modality: str
-    end: int
-    """Prompt position behind the item's last placeholder."""
-    num_rows: int
-    is_in_band: bool
-    """It brings its own tensor; the shim leaves it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +87,8 @@ class SchedulerSide:
         self._new_loads: list[Load] = []
         self._loading: dict[int, Block] = {}
         self._unavailable: set[str] = set()
-        self._failures: OrderedDict[str, Failure] = OrderedDict()  # by a ticket's lease
-        self._left: OrderedDict[str, PullTicket] = OrderedDict()  # by key
-        self._left_lock = threading.Lock()
+        self._failures: Recent[str, Failure] = Recent(_MAX_FAILURES)  # by a ticket's lease
+        self._left: Recent[str, PullTicket] = Recent(_MAX_LEFT)  # by key
 
     def is_ready(
         self, request_id: str, computed: int, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]
@@ -178,28 +163,19 @@ class SchedulerSide:
 
     def failure_of(self, lease_id: str) -> Failure | None:
         """Why the request that held this ticket's lease failed; may be asked from any thread."""
-        return self._failures.get(lease_id)
+        return next(iter(self._failures.find([lease_id])), None)
 
     def leave_tickets(self, tickets: Sequence[PullTicket]) -> None:
         """Tickets for requests without any whose items go by a ticket's key. From any thread."""
-        with self._left_lock:
-            for ticket in tickets:
-                self._left.pop(ticket.key, None)
-                self._left[ticket.key] = ticket
-            while len(self._left) > _MAX_LEFT:
-                self._left.popitem(last=False)
-
-    def _left_for(self, items: Iterable[RequestItem]) -> list[PullTicket]:
-        with self._left_lock:
-            return [self._left[item.identifier] for item in items if item.identifier in self._left]
+        self._left.put({ticket.key: ticket for ticket in tickets})
 
     def _admit(self, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]) -> _Request:
         request = _Request()
         try:
             items, tickets = describe()
-            tickets = tickets or self._left_for(items)
+            tickets = tickets or self._left.find(item.identifier for item in items)
             request.leases = [ticket.lease_id for ticket in tickets]
-            for item, ticket in _pair(items, tickets):
+            for item, ticket in pair(items, tickets):
                 if ticket is not None:
                     self._check(item, ticket)
                     request.items.append((item, ticket))
@@ -299,34 +275,8 @@ class SchedulerSide:
         logger.warning("request %s fails: %s", request_id, request.failure.message)
         self._unpin(request, request.pins.keys())
         self._unavailable.add(request_id)
-        for lease_id in request.leases:
-            self._failures[lease_id] = request.failure
-        while len(self._failures) > _MAX_FAILURES:
-            self._failures.popitem(last=False)
+        self._failures.put(dict.fromkeys(request.leases, request.failure))
 
     def _forget(self, identifier: str, use: _Use) -> None:
         if not use.num_requests and not use.in_engine:
             self._uses.pop(identifier, None)
-
-
-def _pair(items: Sequence[RequestItem], tickets: Sequence[PullTicket]) -> list[tuple[RequestItem, PullTicket | None]]:
-    """Each item with its ticket, None where it brings its own tensor: the nth with the nth of its modality.
-
-    Where there are as many tickets as items, tensors only stand in for what the tickets name.
-    """
-    waiting: defaultdict[str, deque[PullTicket]] = defaultdict(deque)
-    for ticket in tickets:
-        waiting[ticket.modality].append(ticket)
-    counts = Counter(item.modality for item in items)
-    all_by_ticket = {modality for modality, count in counts.items() if len(waiting[modality]) == count}
-    pairs: list[tuple[RequestItem, PullTicket | None]] = []
-    for item in items:
-        if item.is_in_band and item.modality not in all_by_ticket:
-            pairs.append((item, None))
-        elif waiting[item.modality]:
-            pairs.append((item, waiting[item.modality].popleft()))
-        else:
-            raise ValueError(f"{item.modality} {item.identifier[:16]} brings neither an embedding nor a ticket for one")
-    if any(waiting.values()):
-        raise ValueError("the request has more tickets than media that wait for one")
-    return pairs

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from consumer_shim.pairing import RequestItem
 from consumer_shim.pull import Failure, Pull, PullState
-from consumer_shim.scheduler import Load, RequestItem, SchedulerSide
+from consumer_shim.scheduler import Load, SchedulerSide
 from consumer_shim.tickets import PullTicket
 from producer.memory.arena import PAGE_BYTES
 from producer.memory.block_store import Block, BlockState, BlockStore, StoreFullError
