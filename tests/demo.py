@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[1]
 TRANSPORTS = ("grpc", "nixl", "mooncake", "shm")
 MODELS = {"qwen2_5_vl": ("grpc", "nixl"), "qwen3_vl": ("mooncake",), "internvl": ("shm",)}
 """What is shown by default: models of three kinds, and each transport once."""
-COUNT_TIMEOUT_S = 10.0  # a pull is counted when its lease is released, which may follow the answer
 INTERRUPTED = 130
 
 started_s = time.monotonic()
@@ -168,17 +167,15 @@ def servers(family: str, transports: Sequence[str], switch: Path) -> tuple[Produ
 
 def question_all(run: Run, producer: ProducerServer, switch: Path) -> None:
     """Ask every question, one after the other, and count what it took."""
-    pulls, pull_bytes = counts(producer, run.transport)
+    before = counts(producer, run.transport)
     say(f"asking {run.model}, {run.label}: {len(QUESTIONS)} questions about {NUM_PICTURES} pictures")
     for question in QUESTIONS:
         if question.noise:
             switch.touch()
         run.answers.append(answer(run, question))
         switch.unlink(missing_ok=True)
-    deadline = time.monotonic() + COUNT_TIMEOUT_S
-    while run.transport and run.pulls < NUM_PICTURES and time.monotonic() < deadline:
-        now = counts(producer, run.transport)
-        run.pulls, run.pull_bytes = now[0] - pulls, now[1] - pull_bytes
+    after = counts(producer, run.transport, before[0] + NUM_PICTURES)
+    run.pulls, run.pull_bytes = after[0] - before[0], after[1] - before[1]
 
 
 def answer(run: Run, question: Question) -> Answer:
@@ -190,13 +187,12 @@ def answer(run: Run, question: Question) -> Answer:
         ) from error
 
 
-def counts(producer: ProducerServer, transport: str | None) -> tuple[int, int]:
-    """Pulls and their bytes so far, as the producer's own metrics count them."""
+def counts(producer: ProducerServer, transport: str | None, least: int = 0) -> tuple[int, int]:
+    """Pulls (once there are at least so many) and their bytes so far, as the producer's own metrics count them."""
     if transport is None:
         return 0, 0
-    names = ("ec_producer_pulls_total", "ec_producer_pull_bytes_total")
-    pulls, pull_bytes = (int(producer.metric(name, transport=transport)) for name in names)
-    return pulls, pull_bytes
+    pulls = producer.metric_reaching(least, "ec_producer_pulls_total", transport=transport)
+    return int(pulls), int(producer.metric("ec_producer_pull_bytes_total", transport=transport))
 
 
 def check_answers(runs: list[Run]) -> Iterator[str]:

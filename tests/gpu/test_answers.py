@@ -114,7 +114,7 @@ def test_tokens_and_logprobs_equal_plain_vllms(stack: Stack, commands: Path, fam
     for transport in CASES[family]:
         flags = consumer_args(producer.address, transport, without=FAMILIES[family].without_encoder)
         found[transport] = answers(stack, commands, family, f"gpu-{family}-{transport}", tuple(flags))
-    pulls = {one: producer.metric("ec_producer_pulls_total", transport=one) for one in CASES[family]}
+    pulls = {one: producer.metric_reaching(1, "ec_producer_pulls_total", transport=one) for one in CASES[family]}
     stack.stop(producer)
     equal = {one: [name for name in expected if found[one][name] == expected[name]] for one in found}
     if folder := os.environ.get("EC_PRODUCER_REPORT"):

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
@@ -47,6 +48,7 @@ ENGINE: dict[str, Any] = {
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 HEALTH_SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 PROBE_TIMEOUT_S = 5.0
+COUNT_TIMEOUT_S = 10.0
 DRAIN_GRACE_S = 40.0  # above the producer's own limit for work in hand
 SHIM_CONNECTOR = ("consumer_shim.connector", "ECProducerConnector")
 NOISE_CONNECTOR = ("tests.kit.noise_connector", "NoiseConnector")
@@ -131,6 +133,13 @@ class ProducerServer(Service):
         families = text_string_to_metric_families(_get(self.metrics_url)[1])
         samples = (sample for family in families for sample in family.samples)
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    def metric_reaching(self, least: float, name: str, **labels: str) -> float:
+        """As `metric`, once it is at least `least`: some counts come shortly after the answer that caused them."""
+        deadline_s = time.monotonic() + COUNT_TIMEOUT_S
+        while (value := self.metric(name, **labels)) < least and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return value
 
 
 def consumer_args(
