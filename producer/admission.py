@@ -1,26 +1,28 @@
-"""Who may have work done: permits, shared encodes, cancellation. Runs on the event loop."""
+"""Who may have work done: permits, deadlines, shared encodes, cancellation. Runs on the event loop.
+
+Every item that comes in leaves with a lease or one error, within its deadline or `item_timeout_s`.
+"""
 
 import asyncio
 import math
-import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from producer.core import DecodedForm, Lease, MediaItem, PreparedItem
+from producer.core import Lease, MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
-from producer.errors import InvalidItemError, NotFoundError, OverloadedError, UnavailableError
+from producer.errors import DeadlineError, NotFoundError, OverloadedError, UnavailableError
+from producer.item_checks import ItemChecks
 from producer.metrics import Metrics
+from producer.pace import Pace
 from producer.wire.content_key import content_key
 from producer.wire.contract import Reason
 
 _HASH_INLINE_BYTES = 1 << 20
-_DECODED = {"image": (3, 1), "video": (4, 1), "audio": (1, 4)}
-"""Dimensions and bytes of an element of what a client decoded, by modality."""
-_RATES_HZ = {"video": (0.001, 1000.0), "audio": (1000.0, 384_000.0)}
-_MAX_FRAMES = 768
-_MAX_AUDIO_S = 600
-_URL = re.compile(rb"\s*(https?|ftp|file|s3|gs|data):", re.IGNORECASE)
+_ITEM_BYTES = 1 << 12
+"""What an item takes here beside its data; it bounds how many may wait for one encode."""
+_RETRY_S = (0.05, 5.0)
 
 
 @dataclass(slots=True)
@@ -44,31 +46,44 @@ class Admission:
         modalities: tuple[str, ...],
         max_queue_items: int,
         max_item_bytes: int,
+        max_queue_bytes: int = 1 << 30,
+        item_timeout_s: float = 120.0,
         metrics: Metrics,
         also: Callable[[Lease], Awaitable[None]] | None = None,
     ) -> None:
         """`prepare` takes key and item; `submit` hands the prepared item to the device; `also` comes before a reply."""
+        self._checks = ItemChecks(modalities=modalities, max_item_bytes=max_item_bytes)
+        self._pace = Pace()
         self._also = also
         self._pool = pool
         self._prepare = prepare
         self._submit = submit
         self._fingerprint = fingerprint
-        self._modalities = modalities
         self._max_queue_items = max_queue_items
-        self._max_item_bytes = max_item_bytes
+        self._max_queue_bytes = max_queue_bytes
+        self._item_timeout_s = item_timeout_s
         self._metrics = metrics
         self._works: dict[str, _Work] = {}
+        self._held_bytes = 0
         self._closed = False
 
-    async def encode(self, item: MediaItem) -> Lease:
+    async def encode(self, item: MediaItem, deadline_s: float = math.inf) -> Lease:
         """A lease on the item's embedding, encoded now if it is not in the pool.
+
+        Args:
+            item: what to encode.
+            deadline_s: when nobody wants it any more, on the event loop's clock.
 
         Raises:
             ServiceError: the one outcome of this item, if it is not a lease.
         """
-        self._check(item)
-        key = await self._key(item)
-        lease = await self._lease(key, item)
+        if self._closed:
+            raise UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
+        self._checks.check(item)
+        deadline_s = min(deadline_s, _now_s() + self._item_timeout_s)
+        with self._hold(len(item.data) + _ITEM_BYTES):
+            key = await self._key(item)
+            lease = await self._lease(key, item, deadline_s)
         if self._also is not None:
             try:
                 await self._also(lease)
@@ -82,31 +97,33 @@ class Admission:
         self._closed = True
         await asyncio.gather(*(work.task for work in self._works.values()), return_exceptions=True)
 
-    async def _lease(self, key: str, item: MediaItem) -> Lease:
+    @contextmanager
+    def _hold(self, num_bytes: int) -> Iterator[None]:
+        """Counts what a waiting item keeps in memory, also where another's encode serves it."""
+        if self._held_bytes + num_bytes > self._max_queue_bytes:
+            raise self._full(f"{self._held_bytes} bytes are waiting already, at most {self._max_queue_bytes} may")
+        self._held_bytes += num_bytes
+        self._metrics.queue_bytes.set(self._held_bytes)
+        try:
+            yield
+        finally:
+            self._held_bytes -= num_bytes
+            self._metrics.queue_bytes.set(self._held_bytes)
+
+    def _full(self, message: str) -> OverloadedError:
+        """The queue has no room; half of what is in hand is done by the time that the client is told to come back."""
+        low, high = _RETRY_S
+        retry_s = min(max(low, self._pace.seconds_for(len(self._works)) / 2), high)
+        return OverloadedError(Reason.QUEUE_FULL, message, retry_s=retry_s)
+
+    async def _lease(self, key: str, item: MediaItem, deadline_s: float) -> Lease:
         try:
             lease = self._pool.grant(key)
         except NotFoundError:
-            await self._join(key, item)
+            await self._join(key, item, deadline_s)
             return self._grant_new(key)
         self._metrics.shared.labels("pool").inc()
         return lease
-
-    def _check(self, item: MediaItem) -> None:
-        if item.modality not in self._modalities:
-            raise InvalidItemError(
-                Reason.UNSUPPORTED_MODALITY, f"modality {item.modality} is not served; {', '.join(self._modalities)} is"
-            )
-        if not item.data:
-            raise InvalidItemError(Reason.MEDIA_EMPTY, "the item has no data")
-        if item.decoded is not None:
-            _check_decoded(item, item.decoded)
-        elif _URL.match(item.data):
-            raise InvalidItemError(Reason.MEDIA_REFUSED, "the item is a URL; media arrive as bytes, nothing is fetched")
-        if len(item.data) > self._max_item_bytes:
-            raise InvalidItemError(
-                Reason.MEDIA_TOO_LARGE,
-                f"the item has {len(item.data)} bytes; at most {self._max_item_bytes} are allowed",
-            )
 
     async def _key(self, item: MediaItem) -> str:
         decoded = None if item.decoded is None else (item.decoded.shape, item.decoded.rate_hz)
@@ -122,16 +139,18 @@ class Admission:
                 Reason.POOL_FULL, "the pool is so full that the embedding was evicted at once"
             ) from None
 
-    async def _join(self, key: str, item: MediaItem) -> None:
+    async def _join(self, key: str, item: MediaItem, deadline_s: float) -> None:
         """Waits for the encode of `key`, begun here if nobody has."""
         work = self._works.get(key)
         if work is None:
-            work = self._begin(key, item)
+            work = self._begin(key, item, deadline_s)
         else:
             self._metrics.shared.labels("in_flight").inc()
         work.num_waiters += 1
         try:
-            await asyncio.wait([work.task])
+            await asyncio.wait([work.task], timeout=max(0.0, deadline_s - _now_s()))
+            if not work.task.done():
+                raise DeadlineError(Reason.DEADLINE_EXCEEDED, "the item was not encoded in time")
             if work.task.cancelled():
                 raise UnavailableError(Reason.SHUTTING_DOWN, "the service shut down before the item was encoded")
             work.task.result()
@@ -141,11 +160,19 @@ class Admission:
                 self._forget(key, work)  # at once: nobody may join what is being cancelled
                 work.task.cancel()
 
-    def _begin(self, key: str, item: MediaItem) -> _Work:
+    def _begin(self, key: str, item: MediaItem, deadline_s: float) -> _Work:
         if self._closed:
             raise UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
         if len(self._works) >= self._max_queue_items:
-            raise OverloadedError(Reason.QUEUE_FULL, f"{self._max_queue_items} items are waiting already")
+            raise self._full(f"{self._max_queue_items} items are waiting already")
+        left_s, needed_s = deadline_s - _now_s(), self._pace.seconds_for(len(self._works))
+        if left_s <= needed_s:
+            raise DeadlineError(
+                Reason.DEADLINE_UNMEETABLE,
+                f"{max(0.0, left_s):.3f} s are left for the item, those before it take about {needed_s:.3f} s",
+            )
+        if not self._works:
+            self._pace.begin(_now_s())
         work = _Work(asyncio.create_task(self._work(key, item)))
         self._works[key] = work
         self._metrics.queue_items.set(len(self._works))
@@ -160,6 +187,7 @@ class Admission:
     def _end(self, key: str, work: _Work) -> None:
         self._forget(key, work)
         if not work.task.cancelled():
+            self._pace.finish(_now_s())
             work.task.exception()  # marks it as seen: its waiters may have left meanwhile
 
     def _forget(self, key: str, work: _Work) -> None:
@@ -168,24 +196,5 @@ class Admission:
             self._metrics.queue_items.set(len(self._works))
 
 
-def _check_decoded(item: MediaItem, form: DecodedForm) -> None:
-    """Refuses a form that the bytes do not have, or no device makes, before anything is computed from it."""
-    dimensions, element_bytes = _DECODED[item.modality]
-    has_form = len(form.shape) == dimensions and (dimensions == 1 or form.shape[-1] == 3)
-    if not has_form or math.prod(form.shape) * element_bytes != len(item.data):
-        shape = "x".join(map(str, form.shape[:8]))
-        raise InvalidItemError(
-            Reason.MEDIA_UNREADABLE, f"a decoded {item.modality} of shape {shape} does not have {len(item.data)} bytes"
-        )
-    if item.modality == "image":
-        return
-    low, high = _RATES_HZ[item.modality]
-    if not low <= form.rate_hz <= high:
-        raise InvalidItemError(
-            Reason.MEDIA_UNREADABLE, f"rate_hz of the {item.modality} is {form.rate_hz}; allowed are {low} to {high}"
-        )
-    most = _MAX_FRAMES if item.modality == "video" else int(_MAX_AUDIO_S * form.rate_hz)
-    if form.shape[0] > most:
-        raise InvalidItemError(
-            Reason.MEDIA_TOO_LARGE, f"the {item.modality} has {form.shape[0]} frames or samples; allowed are {most}"
-        )
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

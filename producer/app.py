@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
@@ -22,7 +23,9 @@ from producer.core import ModelInfo
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import ServiceError, UnsupportedModelError
 from producer.file_outlet import FileOutlet
+from producer.health import Health
 from producer.memory.region import SharedRegion
+from producer.messages import duration
 from producer.metrics import Metrics
 from producer.preprocess import Preprocessor
 from producer.publisher import Publisher
@@ -44,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 _WARM_UP_TIMEOUT_S = 120.0
 _SWEEP_S = 1.0
-_HEALTH_NAMES = ("", SERVICE_NAME)
+_STEP_TIMEOUT_S = 10.0
+_DRAIN_POLL_S = 0.05
 
 
 async def serve(config: ServeConfig) -> None:
@@ -75,6 +79,8 @@ async def serve(config: ServeConfig) -> None:
             modalities=tuple(model.widths),
             max_queue_items=config.max_queue_items,
             max_item_bytes=config.max_item_bytes,
+            max_queue_bytes=config.max_queue_bytes,
+            item_timeout_s=config.item_timeout_s,
             metrics=metrics,
             also=files.ensure if files else None,
         )
@@ -82,18 +88,51 @@ async def serve(config: ServeConfig) -> None:
         await _warm_up(admission, pool, model)
         place = outlets[SHM_TRANSPORT].describe().peer
         info = _model_info(config, model, epoch=epoch, address=address, shared_memory=place)
-        servicer = Servicer(admission, pool, outlets, info, metrics, settings=config.media_settings)
+        servicer = Servicer(
+            admission, pool, outlets, info, metrics, settings=config.media_settings, max_streams=config.max_streams
+        )
         add_EncoderCacheServicer_to_server(servicer, server)
-        statuses = _add_health(server)
+        health = _add_health(server, config, loop, preprocessor, outlets)
         await server.start()
-        await _report(statuses, health_pb2.HealthCheckResponse.SERVING)
+        await health.check()
         logger.info("ready: %s on %s, transports %s", model.model, address, ", ".join(outlets))
-        await _until(stop, pool.expire, *([files.expire] if files else []))
-        logger.info("stopping; work in hand has %.0f s", config.drain_s)
-        await _report(statuses, health_pb2.HealthCheckResponse.NOT_SERVING)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(admission.drain(), config.drain_s)
-        await server.stop(grace=1.0)
+        sweeps = [pool.expire, *([files.expire] if files else [])]
+        while not (stop.is_set() or _is_hopeless(loop, config)):
+            await _pause(stop)
+            await health.check()
+            for sweep in sweeps:
+                sweep()
+        await health.stop()
+        if not stop.is_set():
+            _exit_at_once(1, f"only a restart helps: {loop.lost or 'the step in hand is stuck'}")
+        await _drain(config, admission, pool, server)
+
+
+async def _drain(config: ServeConfig, admission: Admission, pool: EmbeddingPool, server: grpc.aio.Server) -> None:
+    """Work in hand is finished, and leases are honoured, until the deadline; what is left then is refused."""
+    logger.info("stopping; work in hand and %d leases have %.0f s", pool.num_leases, config.drain_s)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_finish(admission, pool), config.drain_s)
+    await server.stop(grace=1.0)
+
+
+async def _finish(admission: Admission, pool: EmbeddingPool) -> None:
+    await admission.drain()
+    while pool.num_leases:
+        await asyncio.sleep(_DRAIN_POLL_S)
+        pool.expire()
+
+
+def _is_hopeless(loop: StepLoop, config: ServeConfig) -> bool:
+    """Whether only a restart helps."""
+    return bool(loop.lost) or loop.stalled_s > config.stall_exit_s
+
+
+def _exit_at_once(status: int, why: str) -> NoReturn:
+    """Ends the process without its destructors, which may wait for what never comes. Children end with their parent."""
+    logger.critical("exiting: %s", why)
+    logging.shutdown()
+    os._exit(status)
 
 
 def _listen(config: ServeConfig) -> tuple[grpc.aio.Server, str]:
@@ -103,6 +142,8 @@ def _listen(config: ServeConfig) -> tuple[grpc.aio.Server, str]:
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", config.max_message_bytes),
             ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", 30_000),  # finds clients that froze or lost their network
+            ("grpc.keepalive_timeout_ms", 10_000),
         ]
     )
     try:
@@ -205,8 +246,14 @@ def _start_steps(
         graph_miss_reason=encoder.graph_miss_reason,
     )
     loop.start()
-    stack.callback(loop.stop)
+    encoder.on_progress(loop.tick)
+    stack.callback(_stop_steps, loop)
     return loop
+
+
+def _stop_steps(loop: StepLoop) -> None:
+    if not loop.stop(_STEP_TIMEOUT_S):
+        _exit_at_once(1, "the step in hand does not end")
 
 
 async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) -> None:
@@ -243,6 +290,10 @@ def _model_info(
             max_item_rows=config.max_item_rows,
             max_queue_items=config.max_queue_items,
             pool_bytes=config.pool_bytes,
+            max_request_bytes=config.max_request_bytes,
+            max_queue_bytes=config.max_queue_bytes,
+            max_streams=config.max_streams,
+            item_timeout=duration(config.item_timeout_s),
         ),
         transports=config.transports,
         epoch=f"{epoch:016x}",
@@ -253,32 +304,51 @@ def _model_info(
     )
 
 
-def _add_health(server: grpc.aio.Server) -> health.aio.HealthServicer:
+def _add_health(
+    server: grpc.aio.Server,
+    config: ServeConfig,
+    loop: StepLoop,
+    preprocessor: Preprocessor,
+    outlets: Mapping[str, Outlet],
+) -> Health:
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return statuses
+    probes: dict[str, Callable[[], str]] = {
+        "device": lambda: loop.lost or _stall(loop.stalled_s, config.stall_s),
+        "preprocessing": lambda: getattr(preprocessor, "down_reason", lambda: None)() or "",
+    }
+    for name, outlet in outlets.items():
+        probes[f"transport {name}"] = functools.partial(_down, outlet)
+    return Health(statuses, probes)
 
 
-async def _report(statuses: health.aio.HealthServicer, status: int) -> None:
-    for name in _HEALTH_NAMES:
-        await statuses.set(name, status)
+def _stall(seconds: float, most_s: float) -> str:
+    return f"the step in hand has made no progress for {seconds:.0f} s" if seconds > most_s else ""
+
+
+def _down(outlet: Outlet) -> str:
+    return "" if outlet.is_up else "it is down; it is being started again"
 
 
 def _stop_signal() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets; installed once loading is over, which a signal may cut short."""
+    """Set by the first SIGTERM or SIGINT; the second ends the process. Installed after loading, which any ends."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def on_first() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, lambda number, _: _exit_at_once(128 + number, "a second signal came"))
+        stop.set()
+
+    for number in signals:
+        loop.add_signal_handler(number, on_first)
     return stop
 
 
-async def _until(stop: asyncio.Event, *sweeps: Callable[[], None]) -> None:
-    """Waits for `stop`; what is over ends meanwhile although nobody asks."""
-    while True:
-        try:
-            await asyncio.wait_for(stop.wait(), _SWEEP_S)
-            return
-        except asyncio.TimeoutError:
-            for sweep in sweeps:
-                sweep()
+async def _pause(stop: asyncio.Event) -> None:
+    """Waits for `stop`, a second at most."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(stop.wait(), _SWEEP_S)

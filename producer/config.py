@@ -91,6 +91,14 @@ class ServeConfig:
     lease_s: float = _setting(60.0, "seconds that a lease keeps an embedding in the pool", low=1, high=3600)
     max_leases: int = _setting(100_000, "leases at once", low=1, high=10_000_000)
     max_queue_items: int = _setting(256, "items admitted and not finished", low=1, high=100_000)
+    max_queue_bytes: int = _setting(
+        1 << 30, "bytes of media that wait, over all clients", low=1 << 12, high=1 << 46, size=True
+    )
+    item_timeout_s: float = _setting(
+        120.0, "seconds that one item may take, whatever its call's deadline", low=0.1, high=3600
+    )
+    max_streams: int = _setting(64, "EncodeStream calls open at once", low=1, high=10_000)
+    max_request_bytes: int = _setting(256 << 20, "size of all media in one Encode", low=1, high=2000 << 20, size=True)
     max_items_per_request: int = _setting(64, "items in one Encode", low=1, high=1024)
     max_item_bytes: int = _setting(32 << 20, "size of one media file", low=1, high=1 << 30, size=True)
     max_item_rows: int = _setting(16384, "rows of one item's embedding", low=1, high=1 << 20)
@@ -102,7 +110,18 @@ class ServeConfig:
     publish_files: str = _setting("", "folder for files that vLLM's own ECExampleConnector reads; none by default")
     publish_files_bytes: int = _setting(4 << 30, "most bytes of such files", low=1, high=1 << 50, size=True)
     publish_files_age_s: float = _setting(3600.0, "seconds that one is kept unused", low=1, high=1e9)
-    drain_s: float = _setting(20.0, "seconds that work in hand may take after SIGTERM", low=0, high=3600)
+    drain_s: float = _setting(
+        20.0,
+        "seconds that work in hand and leases may take after SIGTERM; a second signal exits at once",
+        low=0,
+        high=3600,
+    )
+    stall_s: float = _setting(
+        8.0, "seconds without progress of a step after which the service is not healthy", low=1, high=3600
+    )
+    stall_exit_s: float = _setting(
+        60.0, "seconds without progress of a step after which the process exits with 1", low=1, high=86400
+    )
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -135,8 +154,8 @@ class ServeConfig:
 
     @property
     def max_message_bytes(self) -> int:
-        """Largest gRPC message that the limits allow: every item at its largest, to 1 GiB in all."""
-        return min(self.max_items_per_request * self.max_item_bytes, 1 << 30) + (1 << 16)
+        """Largest gRPC message that the limits allow."""
+        return self.max_request_bytes + (1 << 16)
 
 
 def split_address(name: str, value: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ ServiceError
 ├── MismatchError         client and producer do not fit together: version, fingerprint, epoch
 ├── NotFoundError         what was asked for has gone
 ├── OverloadedError       no room now; later there may be
+├── DeadlineError         it cannot be done, or was not done, in the time that the client gave
 ├── UnavailableError      the service cannot take work now
 └── InternalError         our fault
 
@@ -31,7 +32,11 @@ class InvalidItemError(ServiceError):
 
 
 class InvalidRequestError(ServiceError):
-    """The request is malformed or over a limit."""
+    """The request is malformed or over a limit; `field` is the one at fault."""
+
+    def __init__(self, reason: Reason, message: str, *, field: str = "items") -> None:
+        super().__init__(reason, message)
+        self.field = field
 
 
 class MismatchError(ServiceError):
@@ -43,7 +48,15 @@ class NotFoundError(ServiceError):
 
 
 class OverloadedError(ServiceError):
-    """A queue or the pool is full."""
+    """A queue or the pool is full; `retry_s` is when to come back."""
+
+    def __init__(self, reason: Reason, message: str, *, retry_s: float = 0.1) -> None:
+        super().__init__(reason, message)
+        self.retry_s = retry_s
+
+
+class DeadlineError(ServiceError):
+    """The item cannot be, or was not, encoded before its deadline."""
 
 
 class UnavailableError(ServiceError):
@@ -64,6 +77,7 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
     MismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     InternalError: grpc.StatusCode.INTERNAL,
 }

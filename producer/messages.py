@@ -5,15 +5,14 @@ import json
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from producer.core import DecodedForm, Lease, MediaItem
-from producer.errors import STATUS_CODES, OverloadedError, ServiceError
+from producer.errors import STATUS_CODES, InvalidRequestError, OverloadedError, ServiceError
 from producer.wire.contract import ERROR_DOMAIN
 from producer.wire.modality import modality_name, modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
-
-_RETRY_DELAY_S = 0.1
 
 
 def media_item(item: pb.MediaItem) -> MediaItem:
@@ -52,12 +51,17 @@ def duration(seconds: float) -> Duration:
 def error_status(error: ServiceError, item_index: int | None = None) -> status_pb2.Status:
     """The `google.rpc.Status` of an error; `item_index` is the item's place in its request."""
     info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=ERROR_DOMAIN)
+    field = error.field if isinstance(error, InvalidRequestError) else "items"
     if item_index is not None:
         info.metadata["item_index"] = str(item_index)
-    details = [_packed(info)]
+        field = f"items[{item_index}]"
+    details: list[Message] = [info]
     if isinstance(error, OverloadedError):
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=duration(_RETRY_DELAY_S))))
-    return status_pb2.Status(code=status_code(error).value[0], message=str(error), details=details)
+        details.append(error_details_pb2.RetryInfo(retry_delay=duration(error.retry_s)))
+    if status_code(error) is grpc.StatusCode.INVALID_ARGUMENT:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=str(error))
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    return status_pb2.Status(code=status_code(error).value[0], message=str(error), details=map(_packed, details))
 
 
 def status_code(error: ServiceError) -> grpc.StatusCode:
@@ -65,7 +69,7 @@ def status_code(error: ServiceError) -> grpc.StatusCode:
     return next(STATUS_CODES[kind] for kind in type(error).__mro__ if kind in STATUS_CODES)
 
 
-def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

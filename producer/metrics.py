@@ -24,6 +24,7 @@ class Metrics:
             "ec_producer_items_shared", "Items that needed no encode of their own.", ["source"], registry=registry
         )
         self.queue_items = Gauge("ec_producer_queue_items", "Items admitted and not finished.", registry=registry)
+        self.queue_bytes = Gauge("ec_producer_queue_bytes", "Bytes that those items keep waiting.", registry=registry)
         self.stage_seconds = Histogram(
             "ec_producer_stage_seconds",
             "Time an item or a step spends in a stage.",

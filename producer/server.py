@@ -1,8 +1,10 @@
 """The gRPC service: messages in, messages out. No logic of its own."""
 
 import asyncio
+import functools
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -11,7 +13,14 @@ import grpc
 from producer.admission import Admission
 from producer.core import Lease
 from producer.embedding_pool import EmbeddingPool
-from producer.errors import InternalError, InvalidRequestError, MismatchError, ServiceError, UnavailableError
+from producer.errors import (
+    InternalError,
+    InvalidRequestError,
+    MismatchError,
+    OverloadedError,
+    ServiceError,
+    UnavailableError,
+)
 from producer.item_stream import ItemStream
 from producer.messages import duration, error_status, media_item, status_code, ticket
 from producer.metrics import Metrics
@@ -37,14 +46,16 @@ class Servicer(EncoderCacheServicer):
         metrics: Metrics,
         *,
         settings: Mapping[str, Any],
+        max_streams: int = 64,
     ) -> None:
-        """`settings` are compared with those that a client expects."""
+        """`settings` are compared with those that a client expects; `max_streams` EncodeStreams may be open at once."""
         self._admission = admission
         self._pool = pool
         self._outlets = outlets
         self._info = info
         self._metrics = metrics
         self._settings = settings
+        self._streams = asyncio.Semaphore(max_streams)
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
         try:
@@ -52,8 +63,9 @@ class Servicer(EncoderCacheServicer):
         except ServiceError as error:
             await _abort(context, error)
         leases: list[Lease] = []
+        encode = functools.partial(self._encode, leases=leases, deadline_s=_deadline_s(context))
         try:
-            outcomes = await asyncio.gather(*(self._encode(*item, leases) for item in enumerate(request.items)))
+            outcomes = await asyncio.gather(*(encode(*item) for item in enumerate(request.items)))
         except asyncio.CancelledError:
             for lease in leases:  # nobody will ever hear of them
                 self._pool.release(lease.lease_id)
@@ -63,15 +75,19 @@ class Servicer(EncoderCacheServicer):
     async def EncodeStream(
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest], context: Context
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
-        stream = ItemStream(self._encode, self._info.limits.max_items_per_request)
-        reading = asyncio.create_task(stream.read(request_iterator))
-        try:
-            async for response in stream.responses():
-                yield response
-        finally:
-            reading.cancel()
-            for lease in stream.abandon():
-                self._pool.release(lease.lease_id)
+        if self._streams.locked():
+            await _abort(context, OverloadedError(Reason.TOO_MANY_STREAMS, "as many streams as allowed are open"))
+        encode = functools.partial(self._encode, deadline_s=_deadline_s(context))
+        stream = ItemStream(encode, self._info.limits.max_items_per_request)
+        async with self._streams:
+            reading = asyncio.create_task(stream.read(request_iterator))
+            try:
+                async for response in stream.responses():
+                    yield response
+            finally:
+                reading.cancel()
+                for lease in stream.abandon():
+                    self._pool.release(lease.lease_id)
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         try:
@@ -99,10 +115,17 @@ class Servicer(EncoderCacheServicer):
         return self._info
 
     def _check(self, request: pb.EncodeRequest) -> None:
-        most = self._info.limits.max_items_per_request
+        limits = self._info.limits
+        most = limits.max_items_per_request
         if not 1 <= len(request.items) <= most:
             raise InvalidRequestError(
                 Reason.MALFORMED_REQUEST, f"the request has {len(request.items)} items; allowed are 1 to {most}"
+            )
+        num_bytes = sum(len(item.data) + len(item.decoded.data) for item in request.items)
+        if num_bytes > limits.max_request_bytes:
+            raise InvalidRequestError(
+                Reason.REQUEST_TOO_LARGE,
+                f"the request's items have {num_bytes} bytes; at most {limits.max_request_bytes} are allowed",
             )
         if request.fingerprint not in ("", self._info.fingerprint):
             raise MismatchError(
@@ -117,10 +140,12 @@ class Servicer(EncoderCacheServicer):
                     f"{name[:64]} is {own[:200]} at the encoder service and {expected[:200]} at its client",
                 )
 
-    async def _encode(self, index: int, item: pb.MediaItem, leases: list[Lease]) -> pb.ItemOutcome:
+    async def _encode(
+        self, index: int, item: pb.MediaItem, leases: list[Lease], *, deadline_s: float
+    ) -> pb.ItemOutcome:
         """The one outcome of an item; its lease, if it has one, goes into `leases` too."""
         try:
-            lease = await self._admission.encode(media_item(item))
+            lease = await self._admission.encode(media_item(item), deadline_s)
         except asyncio.CancelledError:
             self._metrics.items.labels(grpc.StatusCode.CANCELLED.name).inc()
             raise
@@ -156,7 +181,9 @@ class Servicer(EncoderCacheServicer):
         if outlet is None:
             offered = ", ".join(self._outlets)
             raise InvalidRequestError(
-                Reason.UNKNOWN_TRANSPORT, f"transport {request.transport[:64]!r} is not offered here; {offered} are"
+                Reason.UNKNOWN_TRANSPORT,
+                f"transport {request.transport[:64]!r} is not offered here; {offered} are",
+                field="transport",
             )
         try:
             endpoint = outlet.describe()  # before the ticket's lease is replaced
@@ -174,6 +201,12 @@ class Servicer(EncoderCacheServicer):
         return pb.AcquireResponse(
             lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor
         )
+
+
+def _deadline_s(context: Context) -> float:
+    """When the call's client gives up, on the event loop's clock."""
+    left_s = context.time_remaining()
+    return math.inf if left_s is None else asyncio.get_running_loop().time() + left_s
 
 
 def _canonical(text: str) -> str:

@@ -1,11 +1,14 @@
-"""The one thread that drives the device. Everyone else hands it work through `submit`."""
+"""The one thread that drives the device. Everyone else hands it work through `submit`.
+
+It tells a step that is slow from one that is stuck by the encoder's `tick`, and ends itself when the device is lost.
+"""
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import torch
 
@@ -54,10 +57,27 @@ class StepLoop:
         self._graph_miss_reason = graph_miss_reason
         self._changed = threading.Condition()
         self._stopping = False
+        self._lost = ""
+        self._progress_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def tick(self) -> None:
+        """The step in hand has come further; called within `encode` as often as there is something to tell."""
+        self._progress_s = monotonic()
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the step in hand last came further; 0 between steps."""
+        since_s = self._progress_s
+        return 0.0 if since_s is None else monotonic() - since_s
+
+    @property
+    def lost(self) -> str:
+        """Why this process can encode nothing any more; "" while it can."""
+        return self._lost
 
     def submit(self, item: PreparedItem) -> "Future[None]":
         """A future that ends when `item` is in the pool, or with the `ServiceError` that kept it out.
@@ -67,19 +87,20 @@ class StepLoop:
         job = _Job(item, Future(), perf_counter())
         with self._changed:
             if self._stopping:
-                raise UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
+                raise self._refusal()
             self._batcher.add(job)
             self._changed.notify()
         job.done.add_done_callback(lambda done: self._drop(job) if done.cancelled() else None)
         return job.done
 
-    def stop(self) -> None:
-        """Refuses what waits, ends after the step in hand, and joins the thread."""
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Refuses what waits, ends after the step in hand, and joins the thread; whether it ended in time."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _drop(self, job: _Job) -> None:
         """Lets go of a cancelled item's inputs; its step may have taken it already."""
@@ -87,27 +108,46 @@ class StepLoop:
             self._batcher.discard(job)
 
     def _run(self) -> None:
-        while jobs := self._next_step():
-            live = [job for job in jobs if job.done.set_running_or_notify_cancel()]
-            if live:
-                for job in live:
+        jobs: list[_Job] = []
+        try:
+            while jobs := self._next_step():
+                jobs = [job for job in jobs if job.done.set_running_or_notify_cancel()]
+                for job in jobs:
                     self._metrics.stage_seconds.labels("queue").observe(perf_counter() - job.submitted_s)
-                self._step(live)
+                if jobs:
+                    self._step(jobs)
+                self._progress_s = None
+        except BaseException:  # nothing is to end this thread; if something does, nobody may wait for it
+            logger.exception("the device thread failed")
+            self._lose("the device thread failed")
+        self._progress_s = None
+        self._refuse(jobs)
 
     def _next_step(self) -> list[_Job]:
         """Waits for work; empty when the loop is to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or len(self._batcher))
-            if not self._stopping:
-                return self._batcher.take()
-            while waiting := self._batcher.take():
-                for job in waiting:
-                    _fail(job, UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down"))
-            return []
+            return [] if self._stopping else self._batcher.take()
+
+    def _refuse(self, jobs: list[_Job]) -> None:
+        """Ends `jobs`, and all that waits, where they have not ended."""
+        with self._changed:
+            while jobs or (jobs := self._batcher.take()):
+                _fail(jobs.pop(), self._refusal())
+
+    def _refusal(self) -> UnavailableError:
+        if self._lost:
+            return UnavailableError(Reason.DEVICE_LOST, f"the service cannot encode any more: {self._lost}")
+        return UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
+
+    def _lose(self, why: str) -> None:
+        with self._changed:
+            self._lost, self._stopping = why, True
 
     def _step(self, jobs: list[_Job]) -> None:
         """One encoder step. If it fails, each item is tried alone, so that a bad one does not void the others."""
         self._metrics.step_items.observe(len(jobs))
+        self.tick()
         self._metrics.graph_misses.labels(self._graph_miss_reason).inc()
         try:
             with self._metrics.time("encode"):
@@ -115,27 +155,36 @@ class StepLoop:
             if len(embeddings) != len(jobs):
                 raise RuntimeError(f"the encoder returned {len(embeddings)} embeddings for {len(jobs)} items")
         except Exception as error:  # whatever the model raises, the loop lives
-            logger.exception("a step of %d items failed", len(jobs))
-            if len(jobs) > 1:
+            failure = self._failure("encoding", error)
+            if len(jobs) > 1 and not self._lost:
                 for job in jobs:
                     self._step([job])
                 return
-            _fail(jobs[0], InternalError(Reason.ENCODE_FAILED, f"encoding failed: {type(error).__name__}"))
+            for job in jobs:
+                _fail(job, failure)
             return
         for job, embedding in zip(jobs, embeddings, strict=True):
             self._finish(job, embedding)
 
     def _finish(self, job: _Job, embedding: torch.Tensor) -> None:
+        self.tick()
         try:
             with self._metrics.time("publish"):
                 self._publish(job.item, embedding)
         except ServiceError as error:
             _fail(job, error)
         except Exception as error:  # as above
-            logger.exception("publishing failed")
-            _fail(job, InternalError(Reason.ENCODE_FAILED, f"publishing failed: {type(error).__name__}"))
+            _fail(job, self._failure("publishing", error))
         else:
             job.done.set_result(None)
+
+    def _failure(self, what: str, error: Exception) -> ServiceError:
+        """What an unforeseen error is to an item. One of the device voids all that would follow."""
+        logger.exception("%s failed", what)
+        if isinstance(error, torch.AcceleratorError):
+            self._lose(f"the device failed while {what}")
+            return self._refusal()
+        return InternalError(Reason.ENCODE_FAILED, f"{what} failed: {type(error).__name__}")
 
 
 def _fail(job: _Job, error: ServiceError) -> None:

@@ -7,7 +7,7 @@ placeholder in its place and skips checkpoint shards that hold nothing else.
 import importlib.metadata
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,12 @@ class VllmEncoder:
             versions=_versions(),
             attention_backend=self._attention_backend(),
         )
+
+    def on_progress(self, tick: Callable[[], None]) -> None:
+        """Has `tick` called after each block of the encoder: a large batch on a slow device is not a stuck one."""
+        for module in self._model.modules():
+            for block in module if isinstance(module, torch.nn.ModuleList) else ():
+                block.register_forward_hook(lambda *_: tick())
 
     @torch.inference_mode()
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:

@@ -1,17 +1,20 @@
 """A network transport in a process of its own, supervised: a library's abort takes down the agent, not the encoder.
 
 The agent maps the same region as its owner and talks with it in small JSON messages over a socket pair; bytes of blocks
-never pass through here. It ends when its owner does. When it dies, reads in flight fail, and it is started again.
+never pass through here. It ends when its owner does. When it dies, or says nothing for long, reads in flight fail and it
+is started again.
 """
 
 import base64
 import contextlib
 import json
 import logging
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +27,12 @@ logger = logging.getLogger(__name__)
 MAX_UNSETTLED = 64
 """Reads past their deadline that may still write; with so many, the transport is not used until some end."""
 MAX_MESSAGE_BYTES = 1 << 17
+BEAT_S = 1.0
+"""How often an agent says that it lives."""
+_SILENT_S = 5.0
+"""Without a word for so long, it is not up."""
+_FROZEN_S = 20.0
+"""Without a word for so long, it is ended; a library may take seconds to meet a peer."""
 _STDERR = 2  # where a library's chatter belongs
 _START_TIMEOUT_S = 30.0
 _BACKOFF_S = (0.1, 0.5, 2.0, 5.0)
@@ -70,6 +79,7 @@ class AgentProcess:
         self._next_id = 0
         self._closed = False
         self._stop = threading.Event()
+        self._heard_s = 0.0
         self.identity: AgentIdentity | None = None
         """The agent as it is now; None while it is down."""
         self._start()
@@ -80,6 +90,11 @@ class AgentProcess:
     def pid(self) -> int:
         """Process id of the agent, for tests and diagnosis."""
         return self._process.pid
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the agent runs, and has said so lately."""
+        return self.identity is not None and time.monotonic() - self._heard_s < _SILENT_S
 
     def read(self, block: BlockDescriptor, offset: int, timeout_s: float) -> None:
         """As `Reader.read`."""
@@ -141,6 +156,7 @@ class AgentProcess:
             if hello is not None and hello.get("unavailable"):
                 raise TransportUnavailableError(hello["error"])
             raise TransportError(f"the transport's agent did not start: {(hello or {}).get('error', 'no answer')}")
+        self._heard_s = time.monotonic()
         self.identity = AgentIdentity(hello["name"], base64.b64decode(hello["metadata"]), hello["address"])
 
     def _supervise(self) -> None:
@@ -154,15 +170,27 @@ class AgentProcess:
                 return
 
     def _take_answers(self) -> None:
-        while (answer := self._receive()) is not None:
+        while self._hears() and (answer := self._receive()) is not None:
+            if "error" not in answer:  # it lives
+                continue
             if "id" not in answer:
-                logger.error("the agent of %s fails: %s", self._arguments[0], answer.get("error"))
+                logger.error("the agent of %s fails: %s", self._arguments[0], answer["error"])
                 continue
             with self._lock:
                 read = self._reads.pop(answer["id"], None)
             if read is not None:
                 read.error = answer["error"]
                 read.ended.set()
+
+    def _hears(self) -> bool:
+        """Waits for the agent's next word, or its end; False if it says nothing for too long."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if poll.poll(_FROZEN_S * 1000):
+            self._heard_s = time.monotonic()
+            return True
+        logger.error("the agent of %s is frozen", self._arguments[0])
+        return False
 
     def _restart(self) -> bool:
         """Tries until the agent is up; False once this object is closed."""
@@ -217,7 +245,7 @@ class AgentOutlet(Outlet):
 
     @property
     def is_up(self) -> bool:
-        return self.agent.identity is not None
+        return self.agent.is_up
 
     def close(self) -> None:
         self.agent.close()

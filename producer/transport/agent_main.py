@@ -1,6 +1,7 @@
 """The agent's own side: one process, one thread, one transport library. See `producer.transport.agent`."""
 
 import base64
+import contextlib
 import importlib
 import json
 import os
@@ -8,11 +9,12 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from producer.memory.region import SharedRegion
-from producer.transport.agent import MAX_MESSAGE_BYTES
+from producer.transport.agent import BEAT_S, MAX_MESSAGE_BYTES
 from producer.transport.base import TransportUnavailableError
 
 _POLL_S = {"outlet": 0.001, "reader": 0.1}
@@ -43,7 +45,12 @@ def _run(backend: Backend, role: str, options: Mapping[str, str], region: Shared
     hello = {"name": name, "metadata": base64.b64encode(metadata).decode(), "address": region.address}
     owner.send(json.dumps(hello).encode())
     in_flight = 0
+    beat_s = 0.0
     while True:
+        if time.monotonic() > beat_s:
+            beat_s = time.monotonic() + BEAT_S
+            with contextlib.suppress(BlockingIOError):  # the owner has enough to read
+                owner.send(b"{}", socket.MSG_DONTWAIT)
         readable, _, _ = select.select([owner], [], [], _BUSY_POLL_S if in_flight else _POLL_S[role])
         if readable:
             data = owner.recv(MAX_MESSAGE_BYTES)

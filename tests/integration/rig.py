@@ -36,6 +36,7 @@ FINGERPRINT = "f" * 64
 EPOCH = 0xABCDEF
 MAX_ITEMS = 8
 MAX_ITEM_BYTES = 1 << 16
+MAX_REQUEST_BYTES = 4 * MAX_ITEM_BYTES
 MAX_BATCH_ROWS = 1 << 17
 SETTINGS = {"mm_processor_kwargs": {"size": {"a": 1, "b": [2, 0.5]}, "name": "ü"}, "media_io_kwargs": {}}
 WAIT_S = 60.0
@@ -92,6 +93,8 @@ class Rig:
         pool_bytes: int = 1 << 20,
         max_leases: int = 100,
         max_queue_items: int = 64,
+        max_queue_bytes: int = 1 << 30,
+        max_streams: int = 4,
         lease_s: float = 60.0,
         modalities: tuple[str, ...] = ("image",),
     ) -> None:
@@ -100,6 +103,7 @@ class Rig:
         """What came to preprocessing."""
         self.metrics = Metrics()
         self.device = Device()
+        self._max_streams = max_streams
         self._stack = AsyncExitStack()
         region = self._stack.enter_context(SharedRegion.create("ec-producer-test", pool_bytes))
         self.pool = EmbeddingPool(region, epoch=EPOCH, lease_s=lease_s, max_leases=max_leases, clock=lambda: self.now_s)
@@ -119,6 +123,7 @@ class Rig:
             modalities=modalities,
             max_queue_items=max_queue_items,
             max_item_bytes=MAX_ITEM_BYTES,
+            max_queue_bytes=max_queue_bytes,
             metrics=self.metrics,
         )
 
@@ -130,7 +135,15 @@ class Rig:
         self.info = _info(self.address)
         outlets: list[Outlet] = [StreamOutlet(), BrokenOutlet("down", is_up=False), BrokenOutlet("falling", is_up=True)]
         offered = {outlet.name: outlet for outlet in outlets}
-        servicer = Servicer(self.admission, self.pool, offered, self.info, self.metrics, settings=SETTINGS)
+        servicer = Servicer(
+            self.admission,
+            self.pool,
+            offered,
+            self.info,
+            self.metrics,
+            settings=SETTINGS,
+            max_streams=self._max_streams,
+        )
         add_EncoderCacheServicer_to_server(servicer, server)
         await server.start()
         self._stack.push_async_callback(server.stop, 0)
@@ -206,7 +219,9 @@ def _info(address: str) -> pb.GetModelInfoResponse:
         fingerprint=FINGERPRINT,
         dtype="float32",
         modalities=[pb.ModalityInfo(modality=pb.MODALITY_IMAGE, width=WIDTH)],
-        limits=pb.Limits(max_items_per_request=MAX_ITEMS, max_item_bytes=MAX_ITEM_BYTES),
+        limits=pb.Limits(
+            max_items_per_request=MAX_ITEMS, max_item_bytes=MAX_ITEM_BYTES, max_request_bytes=MAX_REQUEST_BYTES
+        ),
         transports=["down", "falling", "grpc"],
         epoch=f"{EPOCH:016x}",
         wire_version=WIRE_VERSION,

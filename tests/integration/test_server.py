@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from consumer_shim.client import ProducerError
+from consumer_shim.client import ProducerError, outcomes
 from producer.core import DecodedForm, MediaItem
 from producer.wire.block import BlockIdentity, EmbeddingShape, read_block
 from producer.wire.content_key import content_key
@@ -487,6 +487,45 @@ async def test_a_full_queue_is_the_items_error_and_says_when_to_come_back() -> N
         assert details_of(outcomes[1].error) == ({"item_index": "1"}, True)
 
 
+async def test_an_item_that_the_queue_cannot_do_in_time_is_refused_at_once(rig: Rig) -> None:
+    """A step takes 0.2 s here; behind two others, 0.1 s is not enough."""
+    for number in range(8):
+        call = await rig.begin_step(b"before %d" % number)
+        await asyncio.sleep(0.2)
+        rig.device.gate.set()
+        await call
+    first, second = await rig.begin_step(b"first"), rig.begin(b"second")
+    await eventually(lambda: rig.sample("queue_items") == 2)
+    response = await rig.begin(b"hopeless", timeout_s=0.3)
+    assert error_of(*outcomes(response)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_UNMEETABLE")
+    assert rig.sample("queue_items") == 2
+    rig.device.gate.set()
+    await asyncio.gather(first, second)
+    assert [b"hopeless"] not in rig.device.steps
+
+
+async def test_media_that_wait_are_bounded_in_bytes() -> None:
+    async with Rig(max_queue_bytes=20_000, pool_bytes=1 << 23) as rig:
+        first = await rig.begin_step(b"first")
+        refused = outcomes(await rig.begin(b"x" * 13_000, b"y" * 13_000))
+        assert [error_of(one) for one in refused] == [(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")] * 2
+        rig.device.gate.set()
+        await first
+        await eventually(lambda: rig.sample("queue_bytes") == 0)
+        assert await rig.ticket(b"x" * 13_000)
+
+
+async def test_a_request_of_too_many_bytes_is_refused_with_the_field_at_fault(rig: Rig) -> None:
+    call = rig.begin(*[bytes([number]) * MAX_ITEM_BYTES for number in range(5)])
+    with pytest.raises(grpc.aio.AioRpcError, match="at most 262144 are allowed") as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    status = status_pb2.Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
+    violation = error_details_pb2.BadRequest()
+    assert any(one.Unpack(violation) for one in status.details)
+    assert violation.field_violations[0].field == "items"
+
+
 async def test_a_pool_full_of_leases_is_the_items_error_until_they_end() -> None:
     async with Rig(pool_bytes=1 << 13) as rig:
         tickets = [await rig.ticket(data) for data in (b"one", b"two")]
@@ -534,7 +573,8 @@ async def test_a_request_past_its_deadline_never_reaches_the_device(rig: Rig) ->
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await late
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await eventually(lambda: rig.sample("items_total", code="CANCELLED") == 1)
+    ended = ("CANCELLED", "DEADLINE_EXCEEDED")  # whichever side's clock is first
+    await eventually(lambda: sum(rig.sample("items_total", code=code) for code in ended) == 1)
     rig.device.gate.set()
     await first
     await rig.ticket(b"third")

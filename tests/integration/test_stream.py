@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
+import grpc
 import pytest
 
 from consumer_shim.client import ProducerError
@@ -97,3 +98,17 @@ async def test_a_stream_that_is_cancelled_leaves_nothing_behind(rig: Rig) -> Non
 
 async def test_an_empty_stream_ends(rig: Rig) -> None:
     assert [answer async for answer in rig.stub.EncodeStream(iter(()), timeout=WAIT_S)] == []
+
+
+async def test_one_stream_too_many_is_refused_until_another_ends() -> None:
+    async with Rig(max_streams=1) as rig:
+        first = rig.stub.EncodeStream(timeout=WAIT_S)
+        await first.write(request(1, b"one"))
+        assert (await first.read()).id == 1
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [answer async for answer in rig.stub.EncodeStream(iter([request(2, b"two")]), timeout=WAIT_S)]
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await first.done_writing()
+        assert await first.read() is grpc.aio.EOF
+        answers = [answer async for answer in rig.stub.EncodeStream(iter([request(2, b"two")]), timeout=WAIT_S)]
+        assert [answer.outcome.ticket.num_rows for answer in answers] == [3]

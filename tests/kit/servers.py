@@ -49,7 +49,8 @@ HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 HEALTH_SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 PROBE_TIMEOUT_S = 5.0
 COUNT_TIMEOUT_S = 10.0
-DRAIN_GRACE_S = 40.0  # above the producer's own limit for work in hand
+DRAIN_S = 5  # tests leave leases behind
+DRAIN_GRACE_S = 40.0  # above the producer's own limits, whatever a test sets
 SHIM_CONNECTOR = ("consumer_shim.connector", "ECProducerConnector")
 NOISE_CONNECTOR = ("tests.kit.noise_connector", "NoiseConnector")
 NOISE_SWITCH = "EC_PRODUCER_NOISE_IF"
@@ -107,7 +108,7 @@ class ProducerServer(Service):
         command = [str(bin_dir / "ec-producer"), "serve", str(model), "--listen", self.address]
         command += ["--metrics-listen", metrics_address]
         command += [word for transport in transports for word in ("--transport", transport)]
-        command += extra_args
+        command += ["--drain-s", str(DRAIN_S), *extra_args]
         super().__init__(
             name,
             command,
@@ -127,6 +128,11 @@ class ProducerServer(Service):
                 return check(b"", timeout=PROBE_TIMEOUT_S) == HEALTH_SERVING
             except grpc.RpcError:
                 return False
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it says that it can be used."""
+        return self._serving()
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that carry these labels; 0 where there is none yet."""

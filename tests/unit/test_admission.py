@@ -13,7 +13,7 @@ import pytest
 from producer.admission import Admission
 from producer.core import DecodedForm, Lease, MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
-from producer.errors import InternalError, InvalidItemError, OverloadedError, UnavailableError
+from producer.errors import DeadlineError, InternalError, InvalidItemError, OverloadedError, UnavailableError
 from producer.metrics import Metrics
 from producer.wire.content_key import content_key
 from producer.wire.contract import Reason
@@ -22,6 +22,7 @@ from tests.unit.conftest import INFO, NUM_BLOCKS, prepared, rows_of, sample
 FINGERPRINT = "f" * 64
 MAX_ITEM_BYTES = 3 << 20
 MAX_QUEUE_ITEMS = 2
+MAX_QUEUE_BYTES = 4 << 20
 WAIT_S = 60.0
 """Longer than anything here takes: reaching it means that it never comes."""
 
@@ -75,6 +76,7 @@ def admission(pool: EmbeddingPool, stages: Stages, metrics: Metrics) -> Admissio
         modalities=("image", "video"),
         max_queue_items=MAX_QUEUE_ITEMS,
         max_item_bytes=MAX_ITEM_BYTES,
+        max_queue_bytes=MAX_QUEUE_BYTES,
         metrics=metrics,
     )
 
@@ -172,6 +174,70 @@ async def test_a_full_queue_refuses_another_item_but_not_one_of_its_own(admissio
     stages.finish(key_of(b"1"))
     assert (await first).key == (await same).key
     await begin(admission, stages, b"3")
+
+
+async def test_media_that_wait_are_bounded_in_bytes(admission: Admission, stages: Stages, metrics: Metrics) -> None:
+    """Whoever waits counts, also for what another has begun; and what was refused or done does not count on."""
+    data = b"x" * (MAX_QUEUE_BYTES // 2 - 5000)
+    first, second = await begin(admission, stages, data), await join(admission, data)
+    with pytest.raises(OverloadedError, match=f"at most {MAX_QUEUE_BYTES} may") as caught:
+        await asyncio.wait_for(admission.encode(image(data)), WAIT_S)
+    assert caught.value.reason is Reason.QUEUE_FULL
+    stages.finish(key_of(data))
+    assert (await first).key == (await second).key
+    assert sample(metrics, "queue_bytes") == 0
+    assert (await admission.encode(image(data))).key == key_of(data)
+
+
+# Deadlines
+
+
+async def test_an_item_ends_at_its_deadline(admission: Admission, stages: Stages) -> None:
+    stages.ready.clear()
+    deadline_s = asyncio.get_running_loop().time() + 0.05
+    with pytest.raises(DeadlineError, match="not encoded in time") as caught:
+        await asyncio.wait_for(admission.encode(image(), deadline_s), WAIT_S)
+    assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+    await until(lambda: stages.cancelled == [key_of()])
+
+
+async def test_an_item_without_a_deadline_ends_too(admission: Admission, stages: Stages) -> None:
+    stages.ready.clear()
+    admission._item_timeout_s = 0.05
+    with pytest.raises(DeadlineError, match="not encoded in time"):
+        await asyncio.wait_for(admission.encode(image()), WAIT_S)
+
+
+async def test_a_deadline_ends_one_clients_wait_and_not_anothers(admission: Admission, stages: Stages) -> None:
+    patient = await begin(admission, stages)
+    with pytest.raises(DeadlineError):
+        await admission.encode(image(), asyncio.get_running_loop().time() + 0.05)
+    stages.finish(key_of())
+    assert (await patient).key == key_of()
+
+
+async def test_no_work_is_begun_for_a_deadline_that_has_passed(admission: Admission, stages: Stages) -> None:
+    with pytest.raises(DeadlineError, match=r"0\.000 s are left") as caught:
+        await admission.encode(image(), asyncio.get_running_loop().time() - 1)
+    assert caught.value.reason is Reason.DEADLINE_UNMEETABLE
+    assert stages.prepared == []
+
+
+async def test_no_work_is_begun_for_a_deadline_that_those_before_will_miss(
+    admission: Admission, stages: Stages
+) -> None:
+    await begin(admission, stages, b"before")
+    admission._pace.begin(0.0)
+    for number in range(1, 11):
+        admission._pace.finish(10.0 * number)
+    now_s = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineError, match="those before it take about 10"):
+        await admission.encode(image(), now_s + 5)
+    assert stages.prepared == [key_of(b"before")]
+    client = asyncio.create_task(admission.encode(image(), now_s + 1e6))
+    await until(lambda: key_of() in stages.submitted)
+    stages.finish(key_of())
+    assert (await client).key == key_of()
 
 
 # What a client decoded

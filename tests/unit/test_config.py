@@ -126,13 +126,13 @@ def test_mooncake_cannot_announce_every_address(listen: str) -> None:
         serve_config(transport=("mooncake",), listen=listen)
 
 
-def test_a_message_may_hold_every_item_at_its_largest() -> None:
-    config = serve_config(max_items_per_request=3, max_item_bytes=1000)
+def test_a_message_may_be_a_little_larger_than_a_requests_media() -> None:
+    config = serve_config(max_request_bytes=3000)
     assert 3000 < config.max_message_bytes < 3000 + (1 << 20)
 
 
 def test_no_message_is_larger_than_protobuf_allows() -> None:
-    assert serve_config(max_items_per_request=1024, max_item_bytes=1 << 30).max_message_bytes < 2**31
+    assert serve_config(max_request_bytes=2000 << 20).max_message_bytes < 2**31
 
 
 # Sizes

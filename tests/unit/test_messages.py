@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from producer import errors
 from producer.core import ContentPart, DecodedForm, EmbeddingInfo, Lease, MediaItem
-from producer.errors import InvalidItemError, OverloadedError, ServiceError
+from producer.errors import InvalidItemError, InvalidRequestError, OverloadedError, ServiceError
 from producer.messages import duration, error_status, media_item, status_code, ticket
 from producer.wire.block import EmbeddingShape
 from producer.wire.contract import Reason
@@ -133,6 +133,20 @@ def test_an_error_says_code_reason_and_sentence(kind: type[ServiceError]) -> Non
 def test_an_items_error_says_which_item() -> None:
     status = error_status(InvalidItemError(Reason.MEDIA_EMPTY, "a sentence"), 3)
     assert dict(details_of(status)["ErrorInfo"].metadata) == {"item_index": "3"}
+
+
+@pytest.mark.parametrize(
+    ("error", "index", "field"),
+    [
+        (InvalidItemError(Reason.MEDIA_EMPTY, "a sentence"), 3, "items[3]"),
+        (InvalidRequestError(Reason.MALFORMED_REQUEST, "a sentence"), None, "items"),
+        (InvalidRequestError(Reason.UNKNOWN_TRANSPORT, "a sentence", field="transport"), None, "transport"),
+    ],
+)
+def test_a_bad_argument_is_named(error: ServiceError, index: int | None, field: str) -> None:
+    (violation,) = details_of(error_status(error, index))["BadRequest"].field_violations
+    assert (violation.field, violation.description) == (field, "a sentence")
+    assert "BadRequest" not in details_of(error_status(OverloadedError(Reason.QUEUE_FULL, "a sentence")))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

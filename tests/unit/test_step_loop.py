@@ -246,3 +246,65 @@ def test_stopping_twice_or_without_a_start_is_harmless(device: Device, metrics: 
     loop = StepLoop(device.encode, device.publish, max_rows=1, max_items=1, metrics=metrics, graph_miss_reason="")
     loop.stop()
     loop.stop()
+
+
+# A device that is stuck, or lost
+
+
+def test_a_step_that_makes_no_progress_is_seen(loop: StepLoop, device: Device) -> None:
+    assert loop.stalled_s == 0
+    begin_step(loop, device)
+    time.sleep(0.2)
+    assert loop.stalled_s >= 0.2
+    loop.tick()  # as the encoder does after each block: a slow step is not a stuck one
+    assert loop.stalled_s < 0.2
+    device.gate.set()
+    deadline_s = time.monotonic() + WAIT_S
+    while loop.stalled_s and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert loop.stalled_s == 0
+    assert loop.lost == ""
+
+
+@pytest.mark.parametrize("where", ["bad_items", "bad_publishes"])
+def test_a_lost_device_ends_every_item_and_takes_none(loop: StepLoop, device: Device, where: str) -> None:
+    begin_step(loop, device)
+    getattr(device, where)[keys(1)[0]] = torch.AcceleratorError("an illegal memory access was encountered")
+    jobs = [loop.submit(prepared(number)) for number in (1, 2, 3, 4)]
+    device.gate.set()
+    for done in jobs[:1] + jobs[3:]:
+        with pytest.raises(UnavailableError, match="cannot encode any more: the device failed while") as caught:
+            done.result(WAIT_S)
+        assert caught.value.reason is Reason.DEVICE_LOST
+    assert all(done.done() or done.exception(WAIT_S) is None for done in jobs)
+    assert "the device failed" in loop.lost
+    with pytest.raises(UnavailableError, match="cannot encode any more"):
+        loop.submit(prepared(5))
+    assert device.steps[:2] == [keys(0), keys(1, 2, 3)]
+    assert len(device.steps) == 2
+
+
+def test_running_out_of_memory_loses_no_device(loop: StepLoop, device: Device) -> None:
+    device.bad_items[keys(0)[0]] = torch.OutOfMemoryError("no room")
+    with pytest.raises(InternalError):
+        loop.submit(prepared(0)).result(WAIT_S)
+    assert loop.submit(prepared(1)).result(WAIT_S) is None
+
+
+def test_a_thread_that_dies_leaves_nobody_waiting(loop: StepLoop, device: Device) -> None:
+    begin_step(loop, device)
+    device.bad_items[keys(1)[0]] = SystemExit()  # type: ignore[assignment]
+    jobs = [loop.submit(prepared(number)) for number in range(1, 6)]
+    device.gate.set()
+    for done in jobs:
+        with pytest.raises(UnavailableError, match="the device thread failed"):
+            done.result(WAIT_S)
+
+
+def test_a_stuck_step_does_not_hold_up_the_end(device: Device, metrics: Metrics) -> None:
+    loop = StepLoop(device.encode, device.publish, max_rows=1, max_items=1, metrics=metrics, graph_miss_reason="")
+    loop.start()
+    begin_step(loop, device)
+    assert not loop.stop(timeout_s=0.1)
+    device.gate.set()
+    assert loop.stop(WAIT_S)

@@ -593,6 +593,10 @@ class Limits(google.protobuf.message.Message):
     MAX_ITEM_ROWS_FIELD_NUMBER: builtins.int
     MAX_QUEUE_ITEMS_FIELD_NUMBER: builtins.int
     POOL_BYTES_FIELD_NUMBER: builtins.int
+    MAX_REQUEST_BYTES_FIELD_NUMBER: builtins.int
+    MAX_QUEUE_BYTES_FIELD_NUMBER: builtins.int
+    MAX_STREAMS_FIELD_NUMBER: builtins.int
+    ITEM_TIMEOUT_FIELD_NUMBER: builtins.int
     max_items_per_request: builtins.int
     """Items in one Encode; at least 1."""
     max_item_bytes: builtins.int
@@ -603,6 +607,16 @@ class Limits(google.protobuf.message.Message):
     """Items admitted and not finished, over all clients; at least 1."""
     pool_bytes: builtins.int
     """Bytes of the embedding pool; at least 1."""
+    max_request_bytes: builtins.int
+    """Bytes of all media in one Encode; at least 1. A gRPC message may be 64 KiB larger."""
+    max_queue_bytes: builtins.int
+    """Bytes that items admitted and not finished keep waiting, over all clients; at least 1."""
+    max_streams: builtins.int
+    """EncodeStream calls open at once, over all clients; at least 1."""
+    @property
+    def item_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """Time that one item may take at most, whatever its call's deadline; above 0."""
+
     def __init__(
         self,
         *,
@@ -611,7 +625,12 @@ class Limits(google.protobuf.message.Message):
         max_item_rows: builtins.int = ...,
         max_queue_items: builtins.int = ...,
         pool_bytes: builtins.int = ...,
+        max_request_bytes: builtins.int = ...,
+        max_queue_bytes: builtins.int = ...,
+        max_streams: builtins.int = ...,
+        item_timeout: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["max_item_bytes", b"max_item_bytes", "max_item_rows", b"max_item_rows", "max_items_per_request", b"max_items_per_request", "max_queue_items", b"max_queue_items", "pool_bytes", b"pool_bytes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["item_timeout", b"item_timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["item_timeout", b"item_timeout", "max_item_bytes", b"max_item_bytes", "max_item_rows", b"max_item_rows", "max_items_per_request", b"max_items_per_request", "max_queue_bytes", b"max_queue_bytes", "max_queue_items", b"max_queue_items", "max_request_bytes", b"max_request_bytes", "max_streams", b"max_streams", "pool_bytes", b"pool_bytes"]) -> None: ...
 
 global___Limits = Limits

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from producer.memory.region import SharedRegion
+from producer.transport import agent as agent_module
 from producer.transport import registry
 from producer.transport.agent import MAX_UNSETTLED, AgentOutlet, AgentReader
 from producer.transport.base import TransportError
@@ -221,5 +222,21 @@ def test_a_signal_for_the_whole_group_is_the_owners_to_handle(number: signal.Sig
             first = outlet.agent.pid
             send(number, first)
             assert not eventually(lambda: outlet.agent.pid != first or not outlet.is_up, bound_s=3.0)
+        finally:
+            outlet.close()
+
+
+def test_a_frozen_agent_is_down_within_seconds_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "_FROZEN_S", 8.0)
+    with SharedRegion.create("test-frozen", 1 << 20) as region:
+        outlet = registry.open_outlet("mooncake", region, OPTIONS["mooncake"])
+        assert isinstance(outlet, AgentOutlet)
+        try:
+            first = outlet.agent.pid
+            assert not eventually(lambda: not outlet.is_up, bound_s=agent_module._SILENT_S + 1), "it says that it lives"
+            send(signal.SIGSTOP, first)
+            assert eventually(lambda: not outlet.is_up, bound_s=agent_module._SILENT_S + 2)
+            assert eventually(lambda: outlet.is_up)
+            assert outlet.agent.pid != first
         finally:
             outlet.close()
