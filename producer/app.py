@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
+from producer import security
 from producer.admission import Admission
 from producer.config import ServeConfig, split_address
 from producer.core import ModelInfo
@@ -137,19 +138,28 @@ def _exit_at_once(status: int, why: str) -> NoReturn:
 
 def _listen(config: ServeConfig) -> tuple[grpc.aio.Server, str]:
     """Takes the port before anything slow, so that a taken one is said at once. Returns what tickets name, too."""
+    credentials = security.server_credentials(config.tls_cert, config.tls_key, config.tls_client_ca)
     server = grpc.aio.server(
+        interceptors=[security.TokenInterceptor(config.token_file)] if config.token_file else None,
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", config.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", 30_000),  # finds clients that froze or lost their network
             ("grpc.keepalive_timeout_ms", 10_000),
-        ]
+            *(security.TLS_OPTIONS if credentials else ()),
+        ],
     )
     try:
-        port = server.add_insecure_port(config.listen)
+        port = security.add_port(server, config.listen, credentials)
     except RuntimeError:
         raise OSError(f"listen is {config.listen}: the address cannot be used; is it taken?") from None
+    security.warn_of_open_doors(
+        split_address("listen", config.listen)[0],
+        has_tls=bool(config.tls_cert),
+        has_client_ca=bool(config.tls_client_ca),
+        has_tokens=bool(config.token_file),
+    )
     return server, config.advertise or f"{config.listen.rpartition(':')[0]}:{port}"
 
 
@@ -294,6 +304,7 @@ def _model_info(
             max_queue_bytes=config.max_queue_bytes,
             max_streams=config.max_streams,
             item_timeout=duration(config.item_timeout_s),
+            max_client_items=config.max_client_items,
         ),
         transports=config.transports,
         epoch=f"{epoch:016x}",

@@ -1,8 +1,8 @@
 """A network transport in a process of its own, supervised: a library's abort takes down the agent, not the encoder.
 
 The agent maps the same region as its owner and talks with it in small JSON messages over a socket pair; bytes of blocks
-never pass through here. It ends when its owner does. When it dies, or says nothing for long, reads in flight fail and it
-is started again.
+never pass through here. It ends when its owner does. When it dies or says nothing for long, reads in flight fail, and
+it is started again.
 """
 
 import base64

@@ -46,6 +46,7 @@ def test_a_signal_ends_it_with_status_0_and_all_its_processes(model: Path, numbe
     producer.start()
     producer.wait_ready()
     os.kill(producer.pid, number)
+    assert producer.wait_ended(END_WITHIN_S)
     assert producer.stop() == Ending(code=0, killed=())
 
 

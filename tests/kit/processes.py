@@ -131,6 +131,13 @@ class Service:
         """End the command the way a crash would: SIGKILL, no clean-up of its own."""
         os.kill(self.pid, signal.SIGKILL)
 
+    def wait_ended(self, within_s: float) -> bool:
+        """Waits for it to end by itself; whether it did."""
+        deadline_s = time.monotonic() + within_s
+        while self.running and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        return not self.running
+
     def request_stop(self) -> None:
         """Begin to stop without waiting, so that several can stop at the same time."""
         if self._lifeline >= 0:
