@@ -2,8 +2,9 @@
 BIN := .venv/bin
 ENV := .venv/.ready
 ARGS ?=
+SECONDS ?= 60
 
-.PHONY: help demo test check proto clean
+.PHONY: help demo test check fuzz proto clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -23,6 +24,9 @@ check: $(ENV)  ## lint, types, import rules, generated stubs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 	.ci/protoc --check
+
+fuzz: $(ENV)  ## what reads bytes of others, guided by coverage; SECONDS=60 for each target
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 proto: $(ENV)  ## regenerate producer/wire/pb from proto/
 	.ci/protoc

@@ -10,8 +10,11 @@ from typing import Any
 
 import grpc
 
+from consumer_shim.balancer import Health
+from consumer_shim.channel import PLAIN, ChannelSecurity, aio_channel, sync_channel
 from consumer_shim.errors import ProducerError as ProducerError
-from consumer_shim.retries import Attempts
+from consumer_shim.fingerprint import FingerprintPin
+from consumer_shim.retries import MAX_ATTEMPTS, Attempts
 from consumer_shim.tickets import PullTicket
 from producer.transport.base import BlockDescriptor
 from producer.wire.block import read_block
@@ -41,10 +44,15 @@ class Lease:
 class Producer:
     """One producer over one channel; every call has a deadline. Thread-safe."""
 
-    def __init__(self, address: str) -> None:
-        """A channel to `address` (host:port); it connects at the first call."""
+    def __init__(self, address: str, *, security: ChannelSecurity = PLAIN, pin: FingerprintPin | None = None) -> None:
+        """A channel to `address` (host:port); it connects at the first call. Without `pin`, any model will do.
+
+        Raises:
+            CredentialFileError: a file of `security` cannot be used.
+        """
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._pin = pin or FingerprintPin()
+        self._channel = sync_channel(address, security, CHANNEL_OPTIONS)
         self.stub = EncoderCacheStub(self._channel)
 
     def info(self, timeout_s: float) -> pb.GetModelInfoResponse:
@@ -73,7 +81,9 @@ class Producer:
         while True:
             try:
                 with _producer_errors():
-                    response = self.stub.Encode(_request(attempts.items, settings), timeout=attempts.left_s)
+                    request = _request(attempts.items, settings, self._pin)
+                    response = self.stub.Encode(request, timeout=attempts.left_s)
+                    self._pin.check(response.fingerprint)
             except ProducerError as error:
                 delay_s = attempts.failed(error)
             else:
@@ -102,7 +112,12 @@ class Producer:
             ProducerError: it has gone, or the call failed.
         """
         request = pb.AcquireRequest(
-            key=key, epoch=epoch, lease_id=lease_id, transport=transport, wire_version=WIRE_VERSION
+            key=key,
+            epoch=epoch,
+            lease_id=lease_id,
+            transport=transport,
+            wire_version=WIRE_VERSION,
+            fingerprint=self._pin.expected,
         )
         with _producer_errors():
             response = self.stub.Acquire(request, timeout=timeout_s)
@@ -171,21 +186,31 @@ def _producer_errors() -> Iterator[None]:
 class AsyncProducer:
     """As `Producer`, for the event loop that makes it: what a server needs to have media encoded."""
 
-    def __init__(self, address: str) -> None:
-        """A channel to `address` (host:port); it connects at the first call."""
+    def __init__(self, address: str, *, security: ChannelSecurity = PLAIN, pin: FingerprintPin | None = None) -> None:
+        """As `Producer`."""
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.health = Health()
+        self._pin = pin or FingerprintPin()
+        self._channel = aio_channel(address, security, CHANNEL_OPTIONS)
         self._stub: Any = EncoderCacheStub(self._channel)
 
     async def encode(
-        self, items: Sequence[pb.MediaItem], timeout_s: float, *, settings: Mapping[str, Any] | None = None
+        self,
+        items: Sequence[pb.MediaItem],
+        timeout_s: float,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        most_attempts: int = MAX_ATTEMPTS,
+        is_again: bool = False,
     ) -> list[pb.Ticket | ProducerError]:
-        """As `Producer.encode`."""
-        attempts = Attempts(items, timeout_s)
+        """As `Producer.encode`, in at most `most_attempts`; `is_again` where the items were at another producer."""
+        attempts = Attempts(items, timeout_s, most=most_attempts, is_again=is_again)
         while True:
             try:
                 with _producer_errors():
-                    response = await self._stub.Encode(_request(attempts.items, settings), timeout=attempts.left_s)
+                    request = _request(attempts.items, settings, self._pin)
+                    response = await self._stub.Encode(request, timeout=attempts.left_s)
+                    self._pin.check(response.fingerprint)
             except ProducerError as error:
                 delay_s = attempts.failed(error)
             else:
@@ -204,9 +229,11 @@ class AsyncProducer:
         await self._channel.close()
 
 
-def _request(items: Sequence[pb.MediaItem], settings: Mapping[str, Any] | None) -> pb.EncodeRequest:
+def _request(
+    items: Sequence[pb.MediaItem], settings: Mapping[str, Any] | None, pin: FingerprintPin
+) -> pb.EncodeRequest:
     expected = {name: json.dumps(value or {}) for name, value in (settings or {}).items()}
-    return pb.EncodeRequest(items=items, settings=expected)
+    return pb.EncodeRequest(items=items, settings=expected, fingerprint=pin.expected, wire_version=WIRE_VERSION)
 
 
 def outcomes(response: pb.EncodeResponse) -> list[pb.Ticket | ProducerError]:

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from consumer_shim.channel import ChannelSecurity
 from producer.transport.registry import LIBRARY_TRANSPORTS, MOONCAKE_PROTOCOLS
 from producer.wire.contract import GRPC_TRANSPORT, SHM_TRANSPORT
 
 TRANSPORTS = ("auto", SHM_TRANSPORT, *LIBRARY_TRANSPORTS, GRPC_TRANSPORT)
+
+_SECURITY = tuple(field.name for field in dataclasses.fields(ChannelSecurity))
 
 
 def _number(default: float, help: str, low: float, high: float) -> Any:
@@ -21,7 +24,9 @@ class ShimConfig:
     """All settings. `ValueError` names the field, its value and what is allowed."""
 
     producers: tuple[str, ...]
-    """host:port of each producer; requests go to them in turn. Nothing else is ever connected to."""
+    """host:port of each producer. An item goes to the one that its content and these addresses name, or, if that has
+    no room or is not reached, to the next; one that is down is passed over for 1 to 30 s. Nothing else is ever
+    connected to."""
     transport: str = "auto"
     """What to pull with: "nixl", "mooncake", "grpc", or "auto" for the most capable one that both sides have."""
     nixl_devices: str = ""
@@ -30,6 +35,18 @@ class ShimConfig:
     """Address that this side's Mooncake announces; needed with "rdma"."""
     mooncake_protocol: str = "tcp"
     """What Mooncake reads go over: "tcp" or "rdma", as at the producers."""
+    tls_ca: str = ""
+    """PEM file of those who sign producers' certificates; it turns TLS on. Changes of these files are noticed."""
+    tls_cert: str = ""
+    """PEM file of this server's own certificate chain, for producers that want one."""
+    tls_key: str = ""
+    """PEM file of that certificate's key."""
+    tls_server_name: str = ""
+    """Name that producers' certificates have, where it is not the host of their address."""
+    token_file: str = ""
+    """File with the bearer token that producers want."""
+    fingerprint: str = ""
+    """Fingerprint that producers must have, 64 hex digits; "" for any, but of several producers the same."""
     region_bytes: int = _number(1 << 30, "host memory that embeddings land in", 1 << 20, 1 << 46)
     encode_timeout_s: float = _number(60.0, "seconds for encoding a request's media", 0.1, 3600)
     pull_timeout_s: float = _number(20.0, "seconds from the first wait for an embedding to its failure", 0.1, 3600)
@@ -45,7 +62,7 @@ class ShimConfig:
                 raise ValueError(f"producers has {address!r}; expected host:port")
         if self.transport not in TRANSPORTS:
             raise ValueError(f"transport is {self.transport!r}; allowed are {', '.join(TRANSPORTS)}")
-        for name in ("nixl_devices", "mooncake_host"):
+        for name in ("nixl_devices", "mooncake_host", "fingerprint", *_SECURITY):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected text")
         if self.mooncake_protocol not in MOONCAKE_PROTOCOLS:
@@ -53,9 +70,17 @@ class ShimConfig:
             raise ValueError(f"mooncake_protocol is {self.mooncake_protocol!r}; allowed are {allowed}")
         if self.mooncake_protocol == "rdma" and not self.mooncake_host:
             raise ValueError("mooncake_host is empty; with mooncake_protocol 'rdma', name this side's address")
+        if not re.fullmatch("([0-9a-f]{64})?", self.fingerprint):
+            raise ValueError(f"fingerprint is {self.fingerprint[:80]!r}; expected 64 hex digits in lower case, or ''")
+        _ = self.security
         for field in dataclasses.fields(self):
             if "low" in field.metadata:
                 _check_number(field, getattr(self, field.name))
+
+    @property
+    def security(self) -> ChannelSecurity:
+        """How producers are reached."""
+        return ChannelSecurity(**{name: getattr(self, name) for name in _SECURITY})
 
     @property
     def transport_options(self) -> dict[str, dict[str, str]]:

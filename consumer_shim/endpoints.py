@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections import deque
 from typing import Any
 
 from consumer_shim.client import AsyncProducer
 from consumer_shim.config import ShimConfig
-from consumer_shim.gateway import encode_request, release_all
+from consumer_shim.dispatch import release_all
+from consumer_shim.fingerprint import FingerprintPin
+from consumer_shim.gateway import encode_request
 from consumer_shim.rewrite import MEDIA_SETTINGS, RequestError, find_media, names_media, tickets_in
 from consumer_shim.side_channel import leave_tickets
 from consumer_shim.tickets import PullTicket
@@ -29,7 +30,7 @@ def endpoint(path: str) -> str | None:
 
 
 class BodyEncoder:
-    """Sends media to producers, which take turns. For the event loop that made it."""
+    """Has media encoded by the producers of one server. For the event loop that made it."""
 
     def __init__(self, config: ShimConfig, engine_id: str, model_config: Any) -> None:
         """`model_config` is vLLM's."""
@@ -41,7 +42,8 @@ class BodyEncoder:
         self._timeout_s = config.encode_timeout_s
         self.max_body_bytes = config.max_body_bytes
         self.engine_id = engine_id
-        self._producers = deque(AsyncProducer(address) for address in config.producers)
+        pin = FingerprintPin(config.fingerprint, learns=len(config.producers) > 1)
+        self._producers = [AsyncProducer(address, security=config.security, pin=pin) for address in config.producers]
 
     async def rewrite(self, path: str, body: bytes) -> tuple[bytes, list[str]]:
         """The body to hand on to an endpoint, itself if it has no media, and the leases of the tickets in it.
@@ -66,23 +68,25 @@ class BodyEncoder:
             raise RequestError(
                 400, "use_beam_search is not served with media where --media-io-kwargs is set: vLLM changes their uuid"
             )
-        producers = list(self._producers)
-        self._producers.rotate(-1)
         has_media = await encode_request(
-            request, producers, self._timeout_s, fetch=self._fetch, settings=self._settings
+            request, self._producers, self._timeout_s, fetch=self._fetch, settings=self._settings
         )
         tickets = tickets_in(request)
-        if tickets:
-            if is_beam_search:
-                await self._leave(tickets)
-            elif has_media and path == TOKENIZE:  # the prompt's length needs no embedding
-                await self._release(tickets)
+        if tickets and is_beam_search:
+            await self._leave(tickets)
+        elif has_media and path == TOKENIZE:  # the prompt's length needs no embedding
+            await self._release(tickets)
         return (json.dumps(request).encode() if has_media else body), [ticket.lease_id for ticket in tickets]
 
     async def _leave(self, tickets: list[PullTicket]) -> None:
         """Beam search makes requests of its own, which have this one's media under their uuid, but not its tickets."""
-        if not await asyncio.to_thread(leave_tickets, self.engine_id, tickets):
-            await self._release(tickets)
+        is_left = False
+        try:
+            is_left = await asyncio.to_thread(leave_tickets, self.engine_id, tickets)
+        finally:
+            if not is_left:
+                await self._release(tickets)
+        if not is_left:
             raise RequestError(503, "use_beam_search: the engine did not take the tickets of the request's media")
 
     async def _release(self, tickets: list[PullTicket]) -> None:

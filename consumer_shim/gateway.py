@@ -5,20 +5,17 @@ await encode_request(request, producer, timeout_s=60)   # the request can go to 
 """
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 
 from consumer_shim.client import AsyncProducer, ProducerError
+from consumer_shim.dispatch import Dispatch, ItemsError, release_each
 from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, data_of, find_media
 from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
-_RELEASE_TIMEOUT_S = 2.0
-_ELSEWHERE = (429, 503)
-"""Refusals of one producer that another may not share: overload, and that it cannot be reached."""
 _HTTP_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -38,13 +35,16 @@ async def encode_request(
 ) -> list[pb.Ticket]:
     """Has the media of an OpenAI chat request encoded and puts what stands for them, and tickets, in their place.
 
+    Cancelling it cancels the calls, and releases what they brought.
+
     Args:
         request: the JSON body.
-        producer: its `address` must be one that the vLLM which gets the request is configured with. Of several, those
-            that cannot be reached or have no room are passed over.
-        timeout_s: seconds for encoding, at whichever producer.
+        producer: its `address` must be one that the vLLM which gets the request is configured with. Of several, each
+            item goes to the one that its content names, or to the next if that has no room or cannot be reached. They
+            remember who is down: keep them from request to request.
+        timeout_s: seconds for encoding, at whichever producers.
         fetch: the file at a URL (of a modality), for those that are no data URLs; without it they are refused.
-        settings: `mm_processor_kwargs` and `media_io_kwargs` that the producer must have.
+        settings: `mm_processor_kwargs` and `media_io_kwargs` that the producers must have.
 
     Returns:
         The tickets, in the order of the media; none if the request has none, and is as it was.
@@ -56,48 +56,29 @@ async def encode_request(
     if not parts:
         return []
     items = await asyncio.gather(*(_item(part, fetch) for part in parts))
-    producers = list(producer) if isinstance(producer, Sequence) else [producer]
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        one = producers.pop(0)
-        try:
-            tickets = await _encode(parts, items, one, deadline_s - time.monotonic(), settings)
-            break
-        except RequestError as error:
-            if not producers or error.status not in _ELSEWHERE:
-                raise
+    producers = producer if isinstance(producer, Sequence) else [producer]
     try:
-        apply_tickets(request, parts, tickets, one.address)
+        found = await Dispatch(items, producers, timeout_s, settings).run()
+    except ItemsError as failed:
+        raise RequestError(_http_status(failed.error), _sentence(failed, parts)) from None
+    tickets = [ticket for ticket, _ in found]
+    try:
+        apply_tickets(request, parts, tickets, [giver.address for _, giver in found])
     except (ValueError, RecursionError) as error:
-        await release_all(one, [ticket.lease_id for ticket in tickets])
-        raise RequestError(502, f"the answer of producer {one.address} makes no sense: {error}") from None
+        await release_each(found)
+        raise RequestError(502, f"the answer of {_names(found)} makes no sense: {error}") from None
     return tickets
 
 
-async def _encode(
-    parts: Sequence[MediaPart],
-    items: Sequence[pb.MediaItem],
-    producer: AsyncProducer,
-    timeout_s: float,
-    settings: Mapping[str, Any] | None,
-) -> list[pb.Ticket]:
-    """All tickets, or RequestError for the first item that has none."""
-    try:
-        outcomes = await producer.encode(items, timeout_s, settings=settings)
-    except ProducerError as error:
-        raise RequestError(_http_status(error), f"encoding at {producer.address} failed: {error}") from None
-    tickets = [one for one in outcomes if isinstance(one, pb.Ticket)]
-    failed = next(((place, one) for place, one in enumerate(outcomes) if isinstance(one, ProducerError)), None)
-    if failed is None:
-        return tickets
-    await release_all(producer, [ticket.lease_id for ticket in tickets])  # what the others were given will not be used
-    place, reason = failed
-    raise RequestError(_http_status(reason), f"{parts[place].modality} {place + 1} of {len(parts)}: {reason}")
+def _sentence(failed: ItemsError, parts: Sequence[MediaPart]) -> str:
+    if failed.place is None:
+        return f"encoding at {failed.address} failed: {failed}"
+    return f"{parts[failed.place].modality} {failed.place + 1} of {len(parts)}: {failed}"
 
 
-async def release_all(producer: AsyncProducer, lease_ids: Iterable[str]) -> None:
-    """Ends leases that nobody will use, as far as the producer can be reached soon."""
-    await asyncio.gather(*(producer.release(lease_id, _RELEASE_TIMEOUT_S) for lease_id in lease_ids))
+def _names(found: Sequence[tuple[pb.Ticket, AsyncProducer]]) -> str:
+    addresses = sorted({giver.address for _, giver in found})
+    return f"producer {addresses[0]}" if len(addresses) == 1 else f"one of the producers {', '.join(addresses)}"
 
 
 async def _item(part: MediaPart, fetch: Callable[[str, str], Awaitable[bytes]] | None) -> pb.MediaItem:
@@ -110,4 +91,6 @@ async def _item(part: MediaPart, fetch: Callable[[str, str], Awaitable[bytes]] |
 
 
 def _http_status(error: ProducerError) -> int:
+    if error.is_too_large:
+        return 413
     return _HTTP_STATUS.get(error.code, 502)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from consumer_shim.client import Producer
 from consumer_shim.config import ShimConfig
+from consumer_shim.fingerprint import FingerprintPin
 from consumer_shim.pull import Pull, Puller
 from producer.memory.block_store import BlockStore
 from producer.memory.region import SharedRegion
@@ -27,7 +28,10 @@ class Landing:
         self._config = config
         self.region = SharedRegion.create("ec-producer-shim", config.region_bytes)
         self.store = BlockStore(config.region_bytes)
-        self._producers = {address: Producer(address) for address in config.producers}
+        self._producers = {
+            address: Producer(address, security=config.security, pin=FingerprintPin(config.fingerprint))
+            for address in config.producers
+        }
         self._streams = {
             address: StreamReader(self.region, producer.stub.Fetch) for address, producer in self._producers.items()
         }

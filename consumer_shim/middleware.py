@@ -10,16 +10,16 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from consumer_shim import budget
 from consumer_shim.config import ShimConfig
 from consumer_shim.endpoints import BodyEncoder, endpoint
+from consumer_shim.inbox import Inbox, Message, Receive
 from consumer_shim.pull import Failure
 from consumer_shim.rewrite import RequestError
 from consumer_shim.side_channel import ask_reason
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
@@ -40,15 +40,23 @@ class EncodeMiddleware:
         if path is None:
             await self._app(scope, receive, send)
             return
+        inbox = Inbox(receive)
+        try:
+            await self._exchange(path, scope, inbox, send)
+        finally:
+            await inbox.close()
+
+    async def _exchange(self, path: str, scope: MutableMapping[str, Any], inbox: Inbox, send: Send) -> None:
+        body: bytes | None = None
         for is_last in (False, True):  # an embedding that was lost before it was pulled is encoded again, once
-            exchange = _Exchange(self._encoder_for, path, scope, receive, send, may_retry=not is_last)
+            exchange = _Exchange(self._encoder_for, path, scope, inbox, send, body=body, may_retry=not is_last)
             try:
                 await self._app(exchange.scope, exchange.receive, exchange.send)
             except RequestError:
                 await exchange.refuse()
             if not exchange.is_lost:
                 return
-            receive = exchange.receive_again
+            body = exchange.body
 
     def _encoder_for(self, scope: MutableMapping[str, Any]) -> "BodyEncoder":
         if self._encoder is None:
@@ -70,7 +78,9 @@ class _Exchange:
     An 'internal error' of the app is replaced by the reason, where the connector knows it. vLLM begins a stream with an
     event of the role alone for each choice, then says that the request failed; so a response is held back until its
     first bytes that say something else. Where it says that an embedding was lost, nothing has reached the client, and
-    the request may be begun again with `receive_again`.
+    the request may be begun again with `body`.
+
+    A client that leaves while its media are encoded ends that: the producer has its room again at once.
     """
 
     def __init__(
@@ -78,18 +88,21 @@ class _Exchange:
         encoder_for: "Callable[[MutableMapping[str, Any]], BodyEncoder]",
         path: str,
         scope: MutableMapping[str, Any],
-        receive: Receive,
+        inbox: Inbox,
         send: Send,
         *,
+        body: bytes | None,
         may_retry: bool,
     ) -> None:
+        """`body` is the client's, where it was read before."""
         self.scope = {**scope, "headers": list(scope["headers"])}
         self.is_lost = False
         self._path = path
         self._may_retry = may_retry
-        self._body: bytes | None = None
+        self.body = body
+        """The client's, once it was read and holds media."""
         self._encoder_for = encoder_for
-        self._receive = receive
+        self._inbox = inbox
         self._send = send
         self._was_read = False
         self._refusal: RequestError | None = None
@@ -104,26 +117,22 @@ class _Exchange:
             RequestError: the media cannot be served; `send` says so, whatever the app makes of it.
         """
         if self._was_read:
-            return await self._receive()
+            return await self._inbox.take()
         self._was_read = True
         try:
             encoder = self._encoder = self._encoder_for(self.scope)
-            body = await _read_body(self._receive, encoder.max_body_bytes)
-            if body is None:
-                return {"type": "http.disconnect"}
-            rewritten, self._leases = await encoder.rewrite(self._path, body)
+            body = await _read_body(self._inbox.take, encoder.max_body_bytes) if self.body is None else self.body
+            done = None if body is None else await self._inbox.unless_gone(encoder.rewrite(self._path, body))
         except RequestError as error:
             self._refusal = error
             raise
+        if body is None or done is None:
+            return {"type": "http.disconnect"}
+        rewritten, self._leases = done
+        self.body = None if rewritten is body else body
         if rewritten is not body:
-            self._body = body
             self.scope["headers"][:] = _headers(self.scope["headers"], len(rewritten))
-        return _whole(rewritten)
-
-    async def receive_again(self) -> Message:
-        """The body as the client sent it, then whatever comes."""
-        body, self._body = self._body, None
-        return await self._receive() if body is None else _whole(body)
+        return {"type": "http.request", "body": rewritten, "more_body": False}
 
     async def send(self, message: Message) -> None:
         """Passes the app's response on, or another in its place."""
@@ -149,7 +158,8 @@ class _Exchange:
         self._held = None
         failure = await self._failure(held[0], message)
         if failure is not None:
-            self.is_lost = self._may_retry and self._body is not None and failure.http_status in _LOST
+            may_mend = self._may_retry and self.body is not None and failure.http_status in _LOST
+            self.is_lost = may_mend and budget.PROCESS.take()
             self._refusal = RequestError(failure.http_status, failure.message)
             if not self.is_lost:
                 await self.refuse()
@@ -163,10 +173,6 @@ class _Exchange:
         if not self._leases or (start["status"] != 500 and not in_stream):
             return None
         return await asyncio.to_thread(ask_reason, self._encoder.engine_id, self._leases)
-
-
-def _whole(body: bytes) -> Message:
-    return {"type": "http.request", "body": body, "more_body": False}
 
 
 def _is_opening(message: Message) -> bool:

@@ -9,6 +9,7 @@ import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from consumer_shim.channel import PLAIN, ChannelSecurity
 from consumer_shim.client import AsyncProducer
 from consumer_shim.gateway import encode_request
 
@@ -16,7 +17,12 @@ _PARAMS = "ec_transfer_params"
 
 
 def encode_chat(
-    messages: list[dict[str, Any]], sampling_params: Any, producer: str, *, timeout_s: float
+    messages: list[dict[str, Any]],
+    sampling_params: Any,
+    producer: str,
+    *,
+    timeout_s: float,
+    security: ChannelSecurity = PLAIN,
 ) -> tuple[list[dict[str, Any]], Any]:
     """One conversation and its `SamplingParams`, changed so that they carry no media but tickets; copies of both.
 
@@ -25,6 +31,7 @@ def encode_chat(
         sampling_params: of this conversation.
         producer: host:port, one that the `LLM` is configured with.
         timeout_s: seconds for encoding.
+        security: how the producer is reached; plaintext without a token by default.
 
     Raises:
         RequestError: the media cannot be served.
@@ -36,13 +43,13 @@ def encode_chat(
         "ec_transfer_params": extra.get(_PARAMS),
     }
     with ThreadPoolExecutor(1) as thread:  # there may be a running event loop in this one, as in a notebook
-        thread.submit(asyncio.run, _encode(request, producer, timeout_s)).result()
+        thread.submit(asyncio.run, _encode(request, producer, timeout_s, security)).result()
     params.extra_args = {**extra, _PARAMS: request[_PARAMS] or {}}
     return request["messages"], params
 
 
-async def _encode(request: dict[str, Any], address: str, timeout_s: float) -> None:
-    producer = AsyncProducer(address)
+async def _encode(request: dict[str, Any], address: str, timeout_s: float, security: ChannelSecurity) -> None:
+    producer = AsyncProducer(address, security=security)
     try:
         await encode_request(request, producer, timeout_s)
     finally:

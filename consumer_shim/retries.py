@@ -1,6 +1,7 @@
 """Which items of an Encode are sent again, and when: pure bookkeeping for the synchronous and the asynchronous client.
 
-Sent again is what had no room or reached nobody. An Encode has no effect but on the pool, so sending it twice is safe.
+Sent again is what had no room or reached nobody, as far as the retry budget of the process goes. An Encode has no
+effect but on the pool, so sending it twice is safe.
 """
 
 import random
@@ -10,11 +11,12 @@ from typing import TypeGuard
 
 import grpc
 
+from consumer_shim import budget
+from consumer_shim.budget import RetryBudget
 from consumer_shim.errors import ProducerError
 from producer.wire.pb import encoder_cache_pb2 as pb
 
-_RETRYABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
-_MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 _FIRST_DELAY_S = 0.05
 
 
@@ -22,10 +24,27 @@ class Attempts:
     """One client call: the outcomes so far. Its deadline holds for all attempts together."""
 
     def __init__(
-        self, items: Sequence[pb.MediaItem], timeout_s: float, *, clock: Callable[[], float] = time.monotonic
+        self,
+        items: Sequence[pb.MediaItem],
+        timeout_s: float,
+        *,
+        most: int = MAX_ATTEMPTS,
+        is_again: bool = False,
+        retries: RetryBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
+        """At most `most` attempts, of which the first is a retry already if `is_again`.
+
+        `retries` is the process's budget by default; `uniform` spreads the waits of many clients.
+        """
         self._items = items
+        self._most = most
+        self._budget = retries or budget.PROCESS
         self._clock = clock
+        self._uniform = uniform
+        if not is_again:
+            self._budget.deposit()
         self._deadline_s = clock() + timeout_s
         self._outcomes: dict[int, pb.Ticket | ProducerError] = {}
         self._pending = list(range(len(items)))
@@ -78,12 +97,12 @@ class Attempts:
     def _again(self, places: list[int], *errors: ProducerError) -> float | None:
         self._num += 1
         hints = [error.retry_delay_s for error in errors]
-        delay_s: float = max([_FIRST_DELAY_S * 2**self._num, *hints]) * random.uniform(1.0, 1.5)
-        if not places or self._num == _MAX_ATTEMPTS or delay_s >= self.left_s:
+        delay_s: float = max([_FIRST_DELAY_S * 2**self._num, *hints]) * self._uniform(1.0, 1.5)
+        if not places or self._num >= self._most or delay_s >= self.left_s or not self._budget.take():
             return None
         self._pending = places
         return delay_s
 
 
 def _is_retryable(outcome: pb.Ticket | ProducerError) -> TypeGuard[ProducerError]:
-    return isinstance(outcome, ProducerError) and outcome.code in _RETRYABLE
+    return isinstance(outcome, ProducerError) and outcome.is_retryable

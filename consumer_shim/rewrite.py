@@ -99,19 +99,21 @@ def names_media(body: Mapping[str, Any]) -> bool:
     return False
 
 
-def apply_tickets(body: dict[str, Any], parts: Sequence[MediaPart], tickets: Sequence[pb.Ticket], address: str) -> None:
+def apply_tickets(
+    body: dict[str, Any], parts: Sequence[MediaPart], tickets: Sequence[pb.Ticket], addresses: Sequence[str]
+) -> None:
     """Replaces each media part of `body` by the content part of its ticket, in place.
 
     Args:
         body: the request.
         parts: what `find_media` found in it.
         tickets: of each part.
-        address: of the producer that gave them, as the connector is configured with it.
+        addresses: of the producer that gave each, as the connector is configured with it.
 
     Raises:
         ValueError: the tickets are malformed, or not as many as the parts. The body is as it was.
     """
-    pulls = [PullTicket.from_message(ticket, address) for ticket in tickets]
+    pulls = [PullTicket.from_message(ticket, address) for ticket, address in zip(tickets, addresses, strict=True)]
     replacements = list(zip(parts, map(_stand_in, tickets), strict=True))
     for part, replacement in replacements:
         part.content[part.index] = replacement

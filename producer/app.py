@@ -90,7 +90,14 @@ async def serve(config: ServeConfig) -> None:
         place = outlets[SHM_TRANSPORT].describe().peer
         info = _model_info(config, model, epoch=epoch, address=address, shared_memory=place)
         servicer = Servicer(
-            admission, pool, outlets, info, metrics, settings=config.media_settings, max_streams=config.max_streams
+            admission,
+            pool,
+            outlets,
+            info,
+            metrics,
+            settings=config.media_settings,
+            max_streams=config.max_streams,
+            stream_idle_s=config.stream_idle_s,
         )
         add_EncoderCacheServicer_to_server(servicer, server)
         health = _add_health(server, config, loop, preprocessor, outlets)
@@ -231,7 +238,12 @@ def _start_encoder(
         modalities=MODALITIES,
     )
     preprocessor = Preprocessor(
-        encoder.model_config, encoder.forms, config.preprocess_workers, max_rows=config.max_item_rows
+        encoder.model_config,
+        encoder.forms,
+        config.preprocess_workers,
+        max_rows=config.max_item_rows,
+        timeout_s=config.preprocess_timeout_s,
+        memory_bytes=config.preprocess_memory_bytes,
     )
     stack.callback(preprocessor.close)
     preprocessor.start()

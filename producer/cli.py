@@ -12,6 +12,14 @@ from typing import Any, NoReturn
 
 from producer import __version__
 from producer.config import ServeConfig, parse_bytes, parse_object, split_address
+from producer.wire.credential_files import CredentialFileError
+
+_CHANNEL_FILES = {
+    "tls_ca": "PEM file of those who sign the producer's certificate, which turns TLS on",
+    "tls_cert": "PEM file of a certificate chain of one's own",
+    "tls_key": "PEM file of that certificate's key",
+    "token_file": "file with a bearer token",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,6 +129,9 @@ def _add_encode(commands: Any) -> None:
     encode.add_argument(
         "--timeout-s", type=_named(_seconds), default=60.0, help="seconds for each call (default: %(default)s)"
     )
+    for name, help in _CHANNEL_FILES.items():
+        encode.add_argument(f"--{name.replace('_', '-')}", default="", metavar="FILE", help=f"{help}; none by default")
+    encode.add_argument("--tls-server-name", default="", metavar="NAME", help="name that its certificate has")
 
 
 def _address(text: str) -> str:
@@ -135,9 +146,18 @@ def _seconds(text: str) -> float:
 
 
 def _encode(options: argparse.Namespace) -> int:
+    from consumer_shim.channel import ChannelSecurity
     from producer.encode_command import encode_files
 
-    return encode_files(options.files, options.address, options.out, options.timeout_s)
+    names = (*_CHANNEL_FILES, "tls_server_name")
+    try:
+        security = ChannelSecurity(**{name: getattr(options, name) for name in names})
+    except ValueError as error:
+        return _fail(error, 2)
+    try:
+        return encode_files(options.files, options.address, options.out, options.timeout_s, security)
+    except CredentialFileError as error:
+        return _fail(error, 1)
 
 
 def _configure_logging() -> None:

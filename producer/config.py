@@ -69,6 +69,15 @@ class ServeConfig:
     listen: str = _setting("127.0.0.1:50051", "host:port of the gRPC API; port 0 takes a free one")
     metrics_listen: str = _setting("127.0.0.1:9464", "host:port of Prometheus' /metrics; port 0 takes a free one")
     advertise: str = _setting("", "host:port that tickets name, where it differs from --listen")
+    tls_cert: str = _setting(
+        "", "PEM file of the server's certificate chain; plaintext by default. Changes are noticed"
+    )
+    tls_key: str = _setting("", "PEM file of that certificate's key")
+    tls_client_ca: str = _setting("", "PEM file of those who sign clients' certificates; clients need none by default")
+    token_file: str = _setting(
+        "",
+        "file of bearer tokens, one a line, 'token' or 'name:token'; clients need none by default. Changes are noticed",
+    )
     transport: tuple[str, ...] = _setting(
         (GRPC_TRANSPORT,), "transport to offer; repeat for several ('shm' and 'grpc' are always on)", choices=TRANSPORTS
     )
@@ -94,10 +103,17 @@ class ServeConfig:
     max_queue_bytes: int = _setting(
         1 << 30, "bytes of media that wait, over all clients", low=1 << 12, high=1 << 46, size=True
     )
+    max_client_items: int = _setting(
+        0,
+        "items in hand at once for each client (certificate, named token or host); 0 for no limit",
+        low=0,
+        high=100_000,
+    )
     item_timeout_s: float = _setting(
         120.0, "seconds that one item may take, whatever its call's deadline", low=0.1, high=3600
     )
     max_streams: int = _setting(64, "EncodeStream calls open at once", low=1, high=10_000)
+    stream_idle_s: float = _setting(300.0, "seconds without a request that end an EncodeStream", low=1, high=86400)
     max_request_bytes: int = _setting(256 << 20, "size of all media in one Encode", low=1, high=2000 << 20, size=True)
     max_items_per_request: int = _setting(64, "items in one Encode", low=1, high=1024)
     max_item_bytes: int = _setting(32 << 20, "size of one media file", low=1, high=1 << 30, size=True)
@@ -106,6 +122,12 @@ class ServeConfig:
     max_batch_items: int = _setting(32, "items in one encoder step", low=1, high=1024)
     preprocess_workers: int = _setting(
         lambda: max(1, (os.cpu_count() or 2) // 2), "processes that decode and preprocess media", low=1, high=256
+    )
+    preprocess_timeout_s: float = _setting(
+        30.0, "seconds that decoding and preprocessing one item may take", low=0.1, high=3600
+    )
+    preprocess_memory_bytes: int = _setting(
+        4 << 30, "memory that decoding and preprocessing one item may take", low=256 << 20, high=1 << 46, size=True
     )
     publish_files: str = _setting("", "folder for files that vLLM's own ECExampleConnector reads; none by default")
     publish_files_bytes: int = _setting(4 << 30, "most bytes of such files", low=1, high=1 << 50, size=True)
@@ -132,6 +154,15 @@ class ServeConfig:
             raise ValueError(f"advertise is {self.advertise!r}; clients need a port of 1 to 65535")
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
+        if 0 < self.max_client_items < self.max_items_per_request:
+            raise ValueError(
+                f"max_client_items is {self.max_client_items}; allowed are 0 and max_items_per_request,"
+                f" {self.max_items_per_request}, or more"
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError(f"tls_cert is {self.tls_cert!r} and tls_key {self.tls_key!r}; one needs the other")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError(f"tls_client_ca is {self.tls_client_ca!r}; it needs tls_cert and tls_key")
         if "mooncake" in self.transport and self.transport_options["mooncake"]["host"] in _ANY_ADDRESS:
             raise ValueError(f"mooncake_host is {self.mooncake_host!r} and listen {self.listen}; name one address")
 

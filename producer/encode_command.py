@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
+from consumer_shim.channel import PLAIN, ChannelSecurity
 from consumer_shim.client import Producer, ProducerError
 from producer.safetensors_file import pack
 from producer.wire.block import EmbeddingShape
@@ -16,13 +17,15 @@ _SUFFIXES = {
 }
 
 
-def encode_files(files: list[Path], address: str, folder: Path | None, timeout_s: float) -> int:
+def encode_files(
+    files: list[Path], address: str, folder: Path | None, timeout_s: float, security: ChannelSecurity = PLAIN
+) -> int:
     """Encodes `files`, prints a line for each, writes embeddings to `folder` if there is one.
 
     Returns:
         0, or 1 where a file could not be encoded.
     """
-    producer = Producer(address)
+    producer = Producer(address, security=security)
     failed = False
     print(f"{'rows':>6} {'width':>6} {'dtype':9} {'ms':>8}  key / file")
     for path in files:

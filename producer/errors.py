@@ -7,6 +7,7 @@ ServiceError
 ├── NotFoundError         what was asked for has gone
 ├── OverloadedError       no room now; later there may be
 ├── DeadlineError         it cannot be done, or was not done, in the time that the client gave
+├── AuthenticationError   the caller does not show who it is
 ├── UnavailableError      the service cannot take work now
 └── InternalError         our fault
 
@@ -59,6 +60,10 @@ class DeadlineError(ServiceError):
     """The item cannot be, or was not, encoded before its deadline."""
 
 
+class AuthenticationError(ServiceError):
+    """The call carries no token that is known."""
+
+
 class UnavailableError(ServiceError):
     """The service is starting, stopping, or has lost a part that the call needs."""
 
@@ -78,6 +83,7 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     InternalError: grpc.StatusCode.INTERNAL,
 }

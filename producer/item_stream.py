@@ -11,9 +11,12 @@ class ItemStream:
     """At most `most` items are under way, or answered and not sent. For the event loop."""
 
     def __init__(
-        self, encode: Callable[[int, pb.MediaItem, list[Lease]], Awaitable[pb.ItemOutcome]], most: int
+        self, encode: Callable[[int, pb.MediaItem, list[Lease]], Awaitable[pb.ItemOutcome]], most: int, *, idle_s: float
     ) -> None:
+        """`idle_s` without a request end the stream, once what is under way is answered."""
         self._encode = encode
+        self._idle_s = idle_s
+        self.was_idle = False
         self._permits = asyncio.Semaphore(most)
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: asyncio.Queue[tuple[pb.EncodeStreamResponse, list[Lease]] | None] = asyncio.Queue()
@@ -22,7 +25,7 @@ class ItemStream:
         """Begins each item as it comes; the last answer is followed by None, also where the client broke off."""
         try:
             index = 0
-            async for request in requests:
+            while (request := await self._next(requests)) is not None:
                 await self._permits.acquire()
                 task = asyncio.create_task(self._answer(index, request))
                 self._tasks.add(task)
@@ -31,6 +34,15 @@ class ItemStream:
             await asyncio.gather(*self._tasks)
         finally:
             self._answers.put_nowait(None)
+
+    async def _next(self, requests: AsyncIterator[pb.EncodeStreamRequest]) -> pb.EncodeStreamRequest | None:
+        try:
+            return await asyncio.wait_for(anext(requests), self._idle_s)
+        except StopAsyncIteration:
+            return None
+        except asyncio.TimeoutError:
+            self.was_idle = True
+            return None
 
     async def responses(self) -> AsyncIterator[pb.EncodeStreamResponse]:
         """Answers in the order in which they are ready."""

@@ -1,74 +1,94 @@
 """Media files → model inputs, in a pool of processes off the event loop.
 
-A codec that crashes takes its process down, not the service: the pool is started again and the file is refused.
+A codec that crashes, hangs or takes too much memory costs its file and one process, which is replaced; other files and
+the service go on.
 """
 
 import asyncio
 import logging
-import multiprocessing
-import threading
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from producer.core import MediaItem, PreparedItem
-from producer.errors import InternalError, InvalidItemError
+from producer.errors import InternalError, InvalidItemError, ServiceError, UnavailableError
 from producer.wire.contract import Reason
+from producer.worker_pool import WorkerDiedError, WorkerPool, WorkError
+from producer.worker_process import PoolClosedError, WorkerTimeoutError
 
 logger = logging.getLogger(__name__)
 
 _WORKER = "producer.preprocess_worker"
-_ATTEMPTS = 2
-"""A file whose process died is tried once more, since another file may have killed it."""
 
 
 class Preprocessor:
     """Owns the processes. All methods are for the event loop's thread."""
 
-    def __init__(self, model_config: Any, forms: Mapping[str, str], num_workers: int, *, max_rows: int) -> None:
-        """A pool of `num_workers` processes for `model_config`; items of more than `max_rows` rows are refused.
+    def __init__(
+        self,
+        model_config: Any,
+        forms: Mapping[str, str],
+        num_workers: int,
+        *,
+        max_rows: int,
+        timeout_s: float = 30.0,
+        memory_bytes: int = 4 << 30,
+    ) -> None:
+        """A pool of `num_workers` processes for `model_config`, not started yet.
 
         Args:
             model_config: vLLM's.
             forms: by modality, the form of the content part that stands for an item.
             num_workers: processes.
-            max_rows: the largest embedding.
+            max_rows: the largest embedding; items of more rows are refused.
+            timeout_s: what an item may take in a process.
+            memory_bytes: what an item may take of a process's memory.
         """
-        self._model_config = model_config
-        self._forms = forms
-        self._num_workers = num_workers
-        self._max_rows = max_rows
-        # The fork server is a clean process of one thread; each worker is a fork of it, so imports are paid once.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([_WORKER])
-        self._pool = self._start_pool()
-
-    def start(self) -> None:
-        """Has a process start now rather than at the first item; does not wait for it."""
         from producer import preprocess_worker
 
-        # The pool waits for the fork server's imports, seconds in which the model can be loaded.
-        threading.Thread(target=self._pool.submit, args=(preprocess_worker.is_ready,), daemon=True).start()
+        self._max_rows = max_rows
+        self._timeout_s = timeout_s
+        self._pool = WorkerPool(
+            num_workers,
+            preprocess_worker.make,
+            (model_config, dict(forms)),
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
+            preload=[_WORKER],
+        )
+
+    @property
+    def pids(self) -> set[int]:
+        """Process ids of the processes that are ready, for tests and diagnosis."""
+        return self._pool.pids
+
+    def start(self) -> None:
+        """Has the processes start now rather than at the first item; does not wait for them."""
+        self._pool.start()
+
+    def down_reason(self) -> str | None:
+        """Why nothing can be preprocessed, once no process has been ready for too long; else None."""
+        return self._pool.down_reason()
 
     async def prepare(self, key: str, item: MediaItem) -> PreparedItem:
         """The encoder's inputs for `item`.
 
         Raises:
-            InvalidItemError: the file cannot be decoded, or has too many rows.
-            InternalError: the processes died over it, or preprocessing failed in an unforeseen way.
+            InvalidItemError: the file cannot be decoded, or takes too many rows, too long or too much memory, or
+                crashes the decoder.
+            InternalError: the processes died over it by another cause, or preprocessing failed in an unforeseen way.
+            UnavailableError: no process starts, or all of them were ended.
         """
         from producer import preprocess_worker
 
+        if why := self.down_reason():
+            raise UnavailableError(Reason.WORKER_DIED, f"preprocessing is down: {why}")
         try:
-            prepared = await self._run(preprocess_worker.prepare, item)
+            answer = await asyncio.wrap_future(self._pool.submit(preprocess_worker.request(item)))
+            prepared = preprocess_worker.prepared(answer)
         except preprocess_worker.MediaError as error:
-            raise InvalidItemError(Reason.MEDIA_UNREADABLE, str(error)) from None
-        except BrokenProcessPool:
-            raise InternalError(Reason.WORKER_DIED, "the process that preprocessed this item died") from None
+            raise InvalidItemError(error.reason, str(error)) from None
         except Exception as error:
-            logger.exception("preprocessing failed")
-            raise InternalError(Reason.ENCODE_FAILED, f"preprocessing failed: {type(error).__name__}") from error
+            raise self._service_error(item, error) from error
         if prepared.num_rows > self._max_rows:
             raise InvalidItemError(
                 Reason.MEDIA_TOO_LARGE,
@@ -84,33 +104,26 @@ class Preprocessor:
         )
 
     def close(self) -> None:
-        """Ends the processes; files in hand are dropped."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the processes; files in hand are refused."""
+        self._pool.close()
 
-    async def _run(self, function: Any, *args: Any) -> Any:
-        for attempt in range(_ATTEMPTS):
-            pool = self._pool
-            try:
-                return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
-            except BrokenProcessPool:
-                self._replace(pool)
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _replace(self, broken: ProcessPoolExecutor) -> None:
-        """Starts a new pool, unless another file's failure has done so."""
-        if self._pool is broken:
-            logger.error("a preprocessing process died; starting the pool again")
-            self._pool = self._start_pool()
-            broken.shutdown(wait=False)
-
-    def _start_pool(self) -> ProcessPoolExecutor:
-        from producer import preprocess_worker
-
-        return ProcessPoolExecutor(
-            self._num_workers,
-            mp_context=self._context,
-            initializer=preprocess_worker.start,
-            initargs=(self._model_config, self._forms),
-        )
+    def _service_error(self, item: MediaItem, error: Exception) -> ServiceError:
+        """The one outcome of an item that the pool did not do."""
+        match error:
+            case WorkerTimeoutError():
+                return InvalidItemError(
+                    Reason.MEDIA_TOO_SLOW,
+                    f"the {item.modality} took more than {self._timeout_s:g} s to decode and preprocess",
+                )
+            case WorkerDiedError(crashed=True):
+                return InvalidItemError(
+                    Reason.MEDIA_CRASHES_DECODER,
+                    f"the process that decoded this {item.modality} died, twice; the file is refused",
+                )
+            case WorkerDiedError():
+                return InternalError(Reason.WORKER_DIED, "the process that preprocessed this item died")
+            case PoolClosedError():
+                return UnavailableError(Reason.SHUTTING_DOWN, "the service shut down before the item was preprocessed")
+        logger.error("preprocessing failed", exc_info=error)
+        kind = str(error) if isinstance(error, WorkError) else type(error).__name__
+        return InternalError(Reason.ENCODE_FAILED, f"preprocessing failed: {kind}")

@@ -1,21 +1,22 @@
 """What runs in a preprocessing process: one media file → the model's inputs, with vLLM's own decoder and processor."""
 
-import multiprocessing
-import os
 import re
-import signal
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from vllm.config import ModelConfig
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from producer.core import ContentPart, MediaItem
+from producer.core import ContentPart, DecodedForm, MediaItem
 from producer.decode import Decoder
 from producer.stand_in import Processor, StandIns
+from producer.wire.contract import Reason
+from producer.worker_main import Message, MessageError, Work
 
+_OUT_OF_MEMORY = re.compile("allocate memory|insufficient memory|out of memory|bad_alloc|enough memory", re.IGNORECASE)
+"""What libraries say that have errors of their own for it."""
 _ADDRESS = re.compile(r"\s*<[^>]* at 0x[0-9a-fA-F]+>|\s*0x[0-9a-fA-F]{6,}|(?<!\w)/[\w./-]+")
 
 
@@ -26,11 +27,15 @@ class Prepared:
     mm_hash: str
     num_rows: int
     content_part: ContentPart
-    inputs: list[bytearray]
+    inputs: Sequence[Any]
 
 
 class MediaError(Exception):
     """The file is at fault. The message is for its sender: no path or address is in it."""
+
+    def __init__(self, message: str, reason: Reason = Reason.MEDIA_UNREADABLE) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class _Worker:
@@ -44,54 +49,98 @@ class _Worker:
         self._encoder = MsgpackEncoder()
 
     def prepare(self, item: MediaItem) -> Prepared:
+        """
+        Raises:
+            MediaError: the file is at fault.
+        """
+        try:
+            return self._prepare(item)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+            message = f"the {item.modality} takes more memory to decode and preprocess than is allowed"
+            raise MediaError(message, Reason.MEDIA_TOO_LARGE) from None
+
+    def _prepare(self, item: MediaItem) -> Prepared:
         try:
             media = self._decoder.decode(item)
         except Exception as error:  # decoders raise what they like at hostile bytes; it is the file's fault
+            if _is_out_of_memory(error):
+                raise
             raise MediaError(_for_sender(f"the {item.modality} cannot be decoded", error)) from None
         try:
             processed = self._processor.process(item.modality, media)
         except ValueError as error:
+            if _is_out_of_memory(error):
+                raise
             raise MediaError(_for_sender(f"the model's processor refuses this {item.modality}", error)) from None
         return Prepared(
             mm_hash=processed.mm_hash,
             num_rows=processed.num_rows,
             content_part=self._stand_ins.part(self._forms[item.modality], processed),
-            inputs=[bytearray(frame) for frame in self._encoder.encode(processed.kwargs)],
+            inputs=self._encoder.encode(processed.kwargs),
         )
 
+    def answer(self, request: Message) -> Message:
+        try:
+            prepared = self.prepare(_item(request))
+        except MediaError as error:
+            return Message(fields={"refused": error.reason.value, "why": str(error)})
+        fields = {
+            "mm_hash": prepared.mm_hash,
+            "num_rows": prepared.num_rows,
+            "content_part": prepared.content_part,
+        }
+        return Message(fields=fields, frames=prepared.inputs)
 
-_worker: _Worker
 
-
-def start(model_config: ModelConfig, forms: Mapping[str, str]) -> None:
-    """Runs once in each process, before its first file."""
-    global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the producer's to handle: it drains first
-    threading.Thread(target=_end_with_producer, daemon=True).start()
+def make(model_config: ModelConfig, forms: Mapping[str, str]) -> Work:
+    """Runs once in each process, before its first file; what it returns answers what `request` makes."""
     torch.set_num_threads(1)
-    _worker = _Worker(model_config, forms)
+    return _Worker(model_config, forms).answer
 
 
-def prepare(item: MediaItem) -> Prepared:
-    """Decodes and preprocesses one item.
+def request(item: MediaItem) -> Message:
+    """What asks a process for the inputs of `item`."""
+    form = item.decoded
+    fields = {
+        "modality": item.modality,
+        "shape": None if form is None else form.shape,
+        "rate_hz": None if form is None else form.rate_hz,
+    }
+    return Message(fields=fields, frames=[item.data])
+
+
+def prepared(answer: Message) -> Prepared:
+    """What a process answered, which is not believed further than its types.
 
     Raises:
-        MediaError: the item is at fault.
+        MediaError: the file is at fault.
+        MessageError: it is not an answer.
     """
-    return _worker.prepare(item)
+    match answer.fields:
+        case {"refused": (Reason.MEDIA_UNREADABLE | Reason.MEDIA_TOO_LARGE) as reason, "why": str(why)}:
+            raise MediaError(why, Reason(reason))
+        case {"mm_hash": str(mm_hash), "num_rows": int(num_rows), "content_part": dict(content_part)}:
+            return Prepared(mm_hash=mm_hash, num_rows=num_rows, content_part=content_part, inputs=answer.frames)
+    raise MessageError("a preprocessing process gave an answer that is none")
 
 
-def is_ready() -> bool:
-    """True; the first call of a process comes after its `start`."""
-    return True
+def _item(message: Message) -> MediaItem:
+    fields, (data,) = message.fields, message.frames
+    form = None
+    if fields["shape"] is not None:
+        form = DecodedForm(shape=tuple(fields["shape"]), rate_hz=fields["rate_hz"])
+    return MediaItem(modality=fields["modality"], data=bytes(data), decoded=form)
 
 
-def _end_with_producer() -> None:
-    """A killed producer tells its processes nothing, and the fork server lives as long as any of them does."""
-    producer = multiprocessing.parent_process()
-    assert producer is not None
-    producer.join()
-    os._exit(1)
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was what `error`, or what it came of, lacked."""
+    while error is not None:
+        if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _for_sender(what: str, error: BaseException) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 import grpc
 
 from producer.admission import Admission
+from producer.clients import Clients
 from producer.core import Lease
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import (
+    DeadlineError,
     InternalError,
     InvalidRequestError,
     MismatchError,
@@ -24,6 +26,7 @@ from producer.errors import (
 from producer.item_stream import ItemStream
 from producer.messages import duration, error_status, media_item, status_code, ticket
 from producer.metrics import Metrics
+from producer.security import client_of
 from producer.transport.base import Outlet, TransportError
 from producer.wire.contract import FETCH_CHUNK_BYTES, WIRE_VERSION, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
@@ -47,15 +50,20 @@ class Servicer(EncoderCacheServicer):
         *,
         settings: Mapping[str, Any],
         max_streams: int = 64,
+        stream_idle_s: float = 300.0,
     ) -> None:
-        """`settings` are compared with those that a client expects; `max_streams` EncodeStreams may be open at once."""
+        """`settings` are compared with those that a client expects; `max_streams` EncodeStreams may be open at
+        once, and end after `stream_idle_s` without a request.
+        """
         self._admission = admission
         self._pool = pool
         self._outlets = outlets
         self._info = info
         self._metrics = metrics
         self._settings = settings
+        self._stream_idle_s = stream_idle_s
         self._streams = asyncio.Semaphore(max_streams)
+        self._clients = Clients(info.limits.max_client_items)
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
         try:
@@ -63,22 +71,24 @@ class Servicer(EncoderCacheServicer):
         except ServiceError as error:
             await _abort(context, error)
         leases: list[Lease] = []
-        encode = functools.partial(self._encode, leases=leases, deadline_s=_deadline_s(context))
+        encode = functools.partial(
+            self._encode, leases=leases, deadline_s=_deadline_s(context), client=client_of(context)
+        )
         try:
             outcomes = await asyncio.gather(*(encode(*item) for item in enumerate(request.items)))
         except asyncio.CancelledError:
             for lease in leases:  # nobody will ever hear of them
                 self._pool.release(lease.lease_id)
             raise
-        return pb.EncodeResponse(outcomes=outcomes)
+        return pb.EncodeResponse(outcomes=outcomes, fingerprint=self._info.fingerprint)
 
     async def EncodeStream(
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest], context: Context
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
         if self._streams.locked():
             await _abort(context, OverloadedError(Reason.TOO_MANY_STREAMS, "as many streams as allowed are open"))
-        encode = functools.partial(self._encode, deadline_s=_deadline_s(context))
-        stream = ItemStream(encode, self._info.limits.max_items_per_request)
+        encode = functools.partial(self._encode, deadline_s=_deadline_s(context), client=client_of(context))
+        stream = ItemStream(encode, self._info.limits.max_items_per_request, idle_s=self._stream_idle_s)
         async with self._streams:
             reading = asyncio.create_task(stream.read(request_iterator))
             try:
@@ -88,6 +98,8 @@ class Servicer(EncoderCacheServicer):
                 reading.cancel()
                 for lease in stream.abandon():
                     self._pool.release(lease.lease_id)
+        if stream.was_idle:
+            await _abort(context, DeadlineError(Reason.STREAM_IDLE, f"nothing came for {self._stream_idle_s:.0f} s"))
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         try:
@@ -103,11 +115,17 @@ class Servicer(EncoderCacheServicer):
             self._metrics.pull_bytes.labels(lease.transport).inc(lease.num_bytes)
         return pb.ReleaseResponse(released=lease is not None)
 
-    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchResponse]:
+    async def Fetch(  # type: ignore[override]  # not a generator: one that is not read on could not be timed out
+        self, request: pb.FetchRequest, context: Context
+    ) -> None:
+        """For as long as a lease lasts at most: a reader that does not read on may not pin its block for ever."""
         try:
             with self._pool.open_block(request.lease_id) as block:
-                for start in range(0, block.nbytes, FETCH_CHUNK_BYTES):
-                    yield pb.FetchResponse(data=bytes(block[start : start + FETCH_CHUNK_BYTES]))
+                await asyncio.wait_for(_send(block, context), self._pool.lease_s)
+        except asyncio.TimeoutError:
+            await _abort(
+                context, DeadlineError(Reason.FETCH_TOO_SLOW, f"the block was not read in {self._pool.lease_s:.0f} s")
+            )
         except ServiceError as error:
             await _abort(context, error)
 
@@ -115,6 +133,7 @@ class Servicer(EncoderCacheServicer):
         return self._info
 
     def _check(self, request: pb.EncodeRequest) -> None:
+        self._check_fit(request.wire_version or WIRE_VERSION, request.fingerprint)
         limits = self._info.limits
         most = limits.max_items_per_request
         if not 1 <= len(request.items) <= most:
@@ -127,11 +146,6 @@ class Servicer(EncoderCacheServicer):
                 Reason.REQUEST_TOO_LARGE,
                 f"the request's items have {num_bytes} bytes; at most {limits.max_request_bytes} are allowed",
             )
-        if request.fingerprint not in ("", self._info.fingerprint):
-            raise MismatchError(
-                Reason.FINGERPRINT_MISMATCH,
-                f"the client expects fingerprint {request.fingerprint[:64]}, this one is {self._info.fingerprint}",
-            )
         for name, expected in request.settings.items():
             own = json.dumps(self._settings.get(name, {}), sort_keys=True)
             if _canonical(expected) != own:
@@ -140,12 +154,26 @@ class Servicer(EncoderCacheServicer):
                     f"{name[:64]} is {own[:200]} at the encoder service and {expected[:200]} at its client",
                 )
 
+    def _check_fit(self, wire_version: int, fingerprint: str) -> None:
+        """Refuses who knows another wire version, or expects another model than the one here."""
+        if wire_version != WIRE_VERSION:
+            raise MismatchError(
+                Reason.WIRE_VERSION_MISMATCH,
+                f"the client knows wire version {wire_version}, this producer has {WIRE_VERSION}",
+            )
+        if fingerprint not in ("", self._info.fingerprint):
+            raise MismatchError(
+                Reason.FINGERPRINT_MISMATCH,
+                f"the client expects fingerprint {fingerprint[:64]}, this one is {self._info.fingerprint}",
+            )
+
     async def _encode(
-        self, index: int, item: pb.MediaItem, leases: list[Lease], *, deadline_s: float
+        self, index: int, item: pb.MediaItem, leases: list[Lease], *, deadline_s: float, client: str
     ) -> pb.ItemOutcome:
         """The one outcome of an item; its lease, if it has one, goes into `leases` too."""
         try:
-            lease = await self._admission.encode(media_item(item), deadline_s)
+            with self._clients.permit(client):
+                lease = await self._admission.encode(media_item(item), deadline_s)
         except asyncio.CancelledError:
             self._metrics.items.labels(grpc.StatusCode.CANCELLED.name).inc()
             raise
@@ -167,11 +195,7 @@ class Servicer(EncoderCacheServicer):
         return ticket(lease, epoch=self._info.epoch, lease_s=self._pool.lease_s, address=self._info.address)
 
     def _acquire(self, request: pb.AcquireRequest) -> pb.AcquireResponse:
-        if request.wire_version != WIRE_VERSION:
-            raise MismatchError(
-                Reason.WIRE_VERSION_MISMATCH,
-                f"the reader knows wire version {request.wire_version}, this producer writes {WIRE_VERSION}",
-            )
+        self._check_fit(request.wire_version, request.fingerprint)
         if request.epoch != self._info.epoch:
             raise MismatchError(
                 Reason.EPOCH_MISMATCH,
@@ -201,6 +225,11 @@ class Servicer(EncoderCacheServicer):
         return pb.AcquireResponse(
             lease_id=lease.lease_id, lease_ttl=duration(self._pool.lease_s), descriptor=descriptor
         )
+
+
+async def _send(block: memoryview, context: Context) -> None:
+    for start in range(0, block.nbytes, FETCH_CHUNK_BYTES):
+        await context.write(pb.FetchResponse(data=bytes(block[start : start + FETCH_CHUNK_BYTES])))
 
 
 def _deadline_s(context: Context) -> float:

@@ -45,7 +45,16 @@ DESCRIPTOR = pb.Descriptor(
     transport="grpc", address=1 << 40, length=300, generation=42, peer="p", peer_metadata=b"\x00\xff"
 )
 LIMITS = pb.Limits(
-    max_items_per_request=64, max_item_bytes=1 << 25, max_item_rows=16384, max_queue_items=256, pool_bytes=1 << 30
+    max_items_per_request=64,
+    max_item_bytes=1 << 25,
+    max_item_rows=16384,
+    max_queue_items=256,
+    pool_bytes=1 << 30,
+    max_request_bytes=1 << 28,
+    max_queue_bytes=1 << 30,
+    max_streams=64,
+    item_timeout=Duration(seconds=120),
+    max_client_items=32,
 )
 INFO = pb.GetModelInfoResponse(
     model="m",
@@ -69,13 +78,19 @@ MESSAGES: list[tuple[Message, str]] = [
     (pb.DecodedMedia(shape=[8, 300, 1, 3], data=b"rgb", rate_hz=0.5), "0a0508ac020103120372676219000000000000e03f"),
     (
         pb.EncodeRequest(
-            items=[pb.MediaItem(data=b"a"), pb.MediaItem(data=b"b")], fingerprint="f", settings={"m": "{}"}
+            items=[pb.MediaItem(data=b"a"), pb.MediaItem(data=b"b")],
+            fingerprint="f",
+            settings={"m": "{}"},
+            wire_version=1,
         ),
-        "0a031201610a031201621201661a070a016d12027b7d",
+        "0a031201610a031201621201661a070a016d12027b7d2001",
     ),
     (pb.EncodeStreamRequest(id=7, item=pb.MediaItem(data=b"a")), "08071203120161"),
     (pb.EncodeStreamResponse(id=7, outcome=pb.ItemOutcome(ticket=pb.Ticket(key="k"))), "080712050a030a016b"),
-    (pb.EncodeResponse(outcomes=[pb.ItemOutcome(ticket=pb.Ticket(key="k"))]), "0a050a030a016b"),
+    (
+        pb.EncodeResponse(outcomes=[pb.ItemOutcome(ticket=pb.Ticket(key="k"))], fingerprint="f"),
+        "0a050a030a016b120166",
+    ),
     (
         pb.ItemOutcome(ticket=TICKET),
         "0a2c0a016b1002181420402a0862666c6f617431363a016542016c4a08083c1080cab5ee015203683a315a027b7d",
@@ -86,8 +101,8 @@ MESSAGES: list[tuple[Message, str]] = [
         "0a016b1002181420402a0862666c6f617431363a016542016c4a08083c1080cab5ee015203683a315a027b7d",
     ),
     (
-        pb.AcquireRequest(key="k", epoch="e", lease_id="l", transport="nixl", wire_version=1),
-        "0a016b1201651a016c22046e69786c2801",
+        pb.AcquireRequest(key="k", epoch="e", lease_id="l", transport="nixl", wire_version=1, fingerprint="f"),
+        "0a016b1201651a016c22046e69786c2801320166",
     ),
     (
         pb.AcquireResponse(lease_id="l", lease_ttl=Duration(seconds=60), descriptor=DESCRIPTOR),
@@ -101,10 +116,10 @@ MESSAGES: list[tuple[Message, str]] = [
     (pb.GetModelInfoRequest(), ""),
     (
         INFO,
-        "0a016d1201661a0862666c6f61743136220508011080012a14084010808080101880800120800228808080800432046e69786c3204677270633a016540014a0a0a05746f7263681201325203683a315a0173",
+        "0a016d1201661a0862666c6f61743136220508011080012a28084010808080101880800120800228808080800430808080800138808080800440404a020878502032046e69786c3204677270633a016540014a0a0a05746f7263681201325203683a315a0173",
     ),
     (pb.ModalityInfo(modality=pb.MODALITY_AUDIO, width=128), "0803108001"),
-    (LIMITS, "0840108080801018808001208002288080808004"),
+    (LIMITS, "084010808080101880800120800228808080800430808080800138808080800440404a0208785020"),
 ]
 
 

@@ -15,6 +15,7 @@ import grpc
 import torch
 from typing_extensions import Self
 
+from consumer_shim.channel import PLAIN, ChannelSecurity, aio_channel
 from consumer_shim.client import Producer, ProducerError
 from producer.admission import Admission
 from producer.core import MediaItem, PreparedItem
@@ -84,6 +85,11 @@ class BrokenOutlet(Outlet):
         return
 
 
+def _listen() -> tuple[grpc.aio.Server, str]:
+    server = grpc.aio.server()
+    return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+
+
 class Rig:
     """The producer and its clients; as an async context manager, up inside it."""
 
@@ -95,15 +101,23 @@ class Rig:
         max_queue_items: int = 64,
         max_queue_bytes: int = 1 << 30,
         max_streams: int = 4,
+        stream_idle_s: float = 60.0,
         lease_s: float = 60.0,
         modalities: tuple[str, ...] = ("image",),
+        max_client_items: int = 0,
+        security: ChannelSecurity = PLAIN,
+        listen: Callable[[], tuple[grpc.aio.Server, str]] = _listen,
     ) -> None:
+        """`security` is its clients'; `listen` makes a server that has its port, and the address for tickets."""
         self.now_s = 0.0
         self.items: list[MediaItem] = []
         """What came to preprocessing."""
         self.metrics = Metrics()
         self.device = Device()
-        self._max_streams = max_streams
+        self._max_client_items = max_client_items
+        self._security = security
+        self._listen = listen
+        self._streams = {"max_streams": max_streams, "stream_idle_s": stream_idle_s}
         self._stack = AsyncExitStack()
         region = self._stack.enter_context(SharedRegion.create("ec-producer-test", pool_bytes))
         self.pool = EmbeddingPool(region, epoch=EPOCH, lease_s=lease_s, max_leases=max_leases, clock=lambda: self.now_s)
@@ -130,9 +144,9 @@ class Rig:
     async def __aenter__(self) -> Self:
         self.loop.start()
         self._stack.callback(self.loop.stop)
-        server = grpc.aio.server()
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server, self.address = self._listen()
         self.info = _info(self.address)
+        self.info.limits.max_client_items = self._max_client_items
         outlets: list[Outlet] = [StreamOutlet(), BrokenOutlet("down", is_up=False), BrokenOutlet("falling", is_up=True)]
         offered = {outlet.name: outlet for outlet in outlets}
         servicer = Servicer(
@@ -142,14 +156,14 @@ class Rig:
             self.info,
             self.metrics,
             settings=SETTINGS,
-            max_streams=self._max_streams,
+            **self._streams,
         )
         add_EncoderCacheServicer_to_server(servicer, server)
         await server.start()
         self._stack.push_async_callback(server.stop, 0)
-        self.client = Producer(self.address)
+        self.client = Producer(self.address, security=self._security)
         self._stack.callback(self.client.close)
-        channel = grpc.aio.insecure_channel(self.address)
+        channel = aio_channel(self.address, self._security, ())
         self._stack.push_async_callback(channel.close)
         self.stub: Any = EncoderCacheStub(channel)
         return self

@@ -472,6 +472,21 @@ async def test_a_fetch_that_is_given_up_unpins() -> None:
         await eventually(lambda: rig.pool.store.num_pinned == 0)
 
 
+async def test_a_reader_that_does_not_read_on_loses_its_pin() -> None:
+    async with Rig(pool_bytes=64 << 20, lease_s=0.5) as rig:
+        ticket = await rig.ticket(bytes(60_000))  # larger than what waits in sockets and messages
+        call = rig.stub.Fetch(pb.FetchRequest(lease_id=ticket.lease_id))
+        assert (await call.read()).data
+        await rig.stub.Release(pb.ReleaseRequest(lease_id=ticket.lease_id))
+        assert rig.pool.store.num_pinned == 1
+        await eventually(lambda: rig.pool.store.num_pinned == 0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        error = ProducerError.from_call(caught.value)
+        assert error_of(error) == (grpc.StatusCode.DEADLINE_EXCEEDED, "FETCH_TOO_SLOW")
+
+
 # Overload
 
 

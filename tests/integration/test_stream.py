@@ -112,3 +112,18 @@ async def test_one_stream_too_many_is_refused_until_another_ends() -> None:
         assert await first.read() is grpc.aio.EOF
         answers = [answer async for answer in rig.stub.EncodeStream(iter([request(2, b"two")]), timeout=WAIT_S)]
         assert [answer.outcome.ticket.num_rows for answer in answers] == [3]
+
+
+async def test_a_stream_on_which_nothing_comes_is_ended() -> None:
+    """What is under way is answered first."""
+    async with Rig(stream_idle_s=0.3) as rig:
+        call = rig.stub.EncodeStream(timeout=WAIT_S)
+        rig.device.gate.clear()
+        await call.write(request(1, b"one"))
+        await eventually(lambda: rig.device.steps)
+        await asyncio.sleep(0.5)
+        rig.device.gate.set()
+        assert (await call.read()).outcome.ticket.num_rows == 3
+        with pytest.raises(grpc.aio.AioRpcError, match="nothing came for") as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

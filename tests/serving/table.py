@@ -37,7 +37,7 @@ class Record:
             self._note(f"wrong: {sentence}")
 
     def hangs(self, sentence: str, number: int = 1) -> None:
-        """So many tries have not ended in time."""
+        """So many tries have not ended in time, or at least something else has not."""
         self.hung += number
         self._note(f"hung: {sentence}")
 
@@ -51,6 +51,11 @@ class Record:
     def lost(self) -> int:
         """Tries without an outcome, or with more than one."""
         return abs(self.tried - self.outcomes.total() - self.hung)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether something was tried, and all of it ended as it must."""
+        return bool(self.tried) and not (self.lost or self.hung or self.wrong or self.leaked)
 
     def _note(self, sentence: str) -> None:
         if len(self.notes) < MAX_NOTES:

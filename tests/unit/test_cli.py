@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from consumer_shim.channel import PLAIN, ChannelSecurity
 from producer import __version__, cli
 from producer.config import ServeConfig
 from producer.errors import UnsupportedModelError
@@ -51,6 +52,10 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "--listen": "0.0.0.0:1",
         "--metrics-listen": "0.0.0.0:2",
         "--advertise": "host:3",
+        "--tls-cert": "tls.crt",
+        "--tls-key": "tls.key",
+        "--tls-client-ca": "ca.crt",
+        "--token-file": "tokens",
         "--transport": "nixl",
         "--nixl-devices": "mlx5_0:1",
         "--mooncake-host": "10.0.0.4",
@@ -68,8 +73,10 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "--max-leases": "6",
         "--max-queue-items": "7",
         "--max-queue-bytes": "7MiB",
+        "--max-client-items": "75",
         "--item-timeout-s": "7.5",
         "--max-streams": "71",
+        "--stream-idle-s": "74",
         "--max-request-bytes": "72MiB",
         "--stall-s": "7.25",
         "--stall-exit-s": "73",
@@ -89,6 +96,10 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "listen": "0.0.0.0:1",
         "metrics_listen": "0.0.0.0:2",
         "advertise": "host:3",
+        "tls_cert": "tls.crt",
+        "tls_key": "tls.key",
+        "tls_client_ca": "ca.crt",
+        "token_file": "tokens",
         "transport": ("nixl",),
         "nixl_devices": "mlx5_0:1",
         "mooncake_host": "10.0.0.4",
@@ -104,8 +115,10 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "max_leases": 6,
         "max_queue_items": 7,
         "max_queue_bytes": 7 << 20,
+        "max_client_items": 75,
         "item_timeout_s": 7.5,
         "max_streams": 71,
+        "stream_idle_s": 74.0,
         "max_request_bytes": 72 << 20,
         "stall_s": 7.25,
         "stall_exit_s": 73.0,
@@ -226,12 +239,34 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_encode_takes_files_and_flags(encoded: list[tuple[Any, ...]]) -> None:
     assert cli.main(["encode", "a.png", "b.jpg", "--address", "host:1", "--out", "to", "--timeout-s", "2.5"]) == 0
-    assert encoded == [([Path("a.png"), Path("b.jpg")], "host:1", Path("to"), 2.5)]
+    assert encoded == [([Path("a.png"), Path("b.jpg")], "host:1", Path("to"), 2.5, PLAIN)]
 
 
 def test_encode_has_defaults(encoded: list[tuple[Any, ...]]) -> None:
     assert cli.main(["encode", "a.png"]) == 0
-    assert encoded == [([Path("a.png")], "127.0.0.1:50051", None, 60.0)]
+    assert encoded == [([Path("a.png")], "127.0.0.1:50051", None, 60.0, PLAIN)]
+
+
+def test_encode_reaches_a_producer_with_tls_and_a_token(encoded: list[tuple[Any, ...]]) -> None:
+    flags = {"--tls-ca": "a", "--tls-cert": "c", "--tls-key": "k", "--tls-server-name": "n", "--token-file": "t"}
+    assert cli.main(["encode", "a.png", *(part for flag in flags.items() for part in flag)]) == 0
+    security = ChannelSecurity(tls_ca="a", tls_cert="c", tls_key="k", tls_server_name="n", token_file="t")
+    assert encoded[0][-1] == security
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        (["--tls-cert", "c", "--tls-key", "k"], 2, "tls_cert is 'c'; it needs tls_ca"),
+        (["--tls-ca", "none"], 1, "tls_ca none: No such file or directory"),
+        (["--token-file", "none"], 1, "token_file none: No such file or directory"),
+    ],
+)
+def test_files_of_encode_that_cannot_be_used(
+    flags: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["encode", "a.png", *flags]) == status
+    assert capsys.readouterr() == ("", f"ec-producer: {said}\n")
 
 
 @pytest.mark.parametrize(

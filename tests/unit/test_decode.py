@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from producer.admission import _check_decoded
 from producer.core import DecodedForm, MediaItem
+from producer.item_checks import _check_decoded
 from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.kit.clips import sounds, videos

@@ -16,7 +16,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"ec_producer/v1/encoder_cache.proto\x12\x0e\x65\x63_producer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x83\x01\n\tMediaItem\x12*\n\x08modality\x18\x01 \x01(\x0e\x32\x18.ec_producer.v1.Modality\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12/\n\x07\x64\x65\x63oded\x18\x03 \x01(\x0b\x32\x1c.ec_producer.v1.DecodedMediaH\x00\x42\t\n\x07\x63ontent\"<\n\x0c\x44\x65\x63odedMedia\x12\r\n\x05shape\x18\x01 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07rate_hz\x18\x03 \x01(\x01\"\xbe\x01\n\rEncodeRequest\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.ec_producer.v1.MediaItem\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12=\n\x08settings\x18\x03 \x03(\x0b\x32+.ec_producer.v1.EncodeRequest.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x0e\x45ncodeResponse\x12-\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1b.ec_producer.v1.ItemOutcome\"J\n\x13\x45ncodeStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\'\n\x04item\x18\x02 \x01(\x0b\x32\x19.ec_producer.v1.MediaItem\"P\n\x14\x45ncodeStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12,\n\x07outcome\x18\x02 \x01(\x0b\x32\x1b.ec_producer.v1.ItemOutcome\"g\n\x0bItemOutcome\x12(\n\x06ticket\x18\x01 \x01(\x0b\x32\x16.ec_producer.v1.TicketH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"\xed\x01\n\x06Ticket\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x08modality\x18\x02 \x01(\x0e\x32\x18.ec_producer.v1.Modality\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\t\x12\x10\n\x08lease_id\x18\x08 \x01(\t\x12,\n\tlease_ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x61\x64\x64ress\x18\n \x01(\t\x12\x14\n\x0c\x63ontent_part\x18\x0b \x01(\tJ\x04\x08\x06\x10\x07\"g\n\x0e\x41\x63quireRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x14\n\x0cwire_version\x18\x05 \x01(\r\"\x81\x01\n\x0f\x41\x63quireResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\tlease_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\ndescriptor\x18\x03 \x01(\x0b\x32\x1a.ec_producer.v1.Descriptor\"y\n\nDescriptor\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x15\n\rpeer_metadata\x18\x06 \x01(\x0c\"\"\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\" \n\x0c\x46\x65tchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x15\n\x13GetModelInfoRequest\"\xfb\x02\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x30\n\nmodalities\x18\x04 \x03(\x0b\x32\x1c.ec_producer.v1.ModalityInfo\x12&\n\x06limits\x18\x05 \x01(\x0b\x32\x16.ec_producer.v1.Limits\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\t\x12\x14\n\x0cwire_version\x18\x08 \x01(\r\x12\x44\n\x08versions\x18\t \x03(\x0b\x32\x32.ec_producer.v1.GetModelInfoResponse.VersionsEntry\x12\x0f\n\x07\x61\x64\x64ress\x18\n \x01(\t\x12\x15\n\rshared_memory\x18\x0b \x01(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x0cModalityInfo\x12*\n\x08modality\x18\x01 \x01(\x0e\x32\x18.ec_producer.v1.Modality\x12\r\n\x05width\x18\x02 \x01(\r\"\xfd\x01\n\x06Limits\x12\x1d\n\x15max_items_per_request\x18\x01 \x01(\r\x12\x16\n\x0emax_item_bytes\x18\x02 \x01(\x04\x12\x15\n\rmax_item_rows\x18\x03 \x01(\r\x12\x17\n\x0fmax_queue_items\x18\x04 \x01(\r\x12\x12\n\npool_bytes\x18\x05 \x01(\x04\x12\x19\n\x11max_request_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fmax_queue_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bmax_streams\x18\x08 \x01(\r\x12/\n\x0citem_timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_VIDEO\x10\x02\x12\x12\n\x0eMODALITY_AUDIO\x10\x03\x32\xf1\x03\n\x0c\x45ncoderCache\x12G\n\x06\x45ncode\x12\x1d.ec_producer.v1.EncodeRequest\x1a\x1e.ec_producer.v1.EncodeResponse\x12]\n\x0c\x45ncodeStream\x12#.ec_producer.v1.EncodeStreamRequest\x1a$.ec_producer.v1.EncodeStreamResponse(\x01\x30\x01\x12J\n\x07\x41\x63quire\x12\x1e.ec_producer.v1.AcquireRequest\x1a\x1f.ec_producer.v1.AcquireResponse\x12J\n\x07Release\x12\x1e.ec_producer.v1.ReleaseRequest\x1a\x1f.ec_producer.v1.ReleaseResponse\x12\x46\n\x05\x46\x65tch\x12\x1c.ec_producer.v1.FetchRequest\x1a\x1d.ec_producer.v1.FetchResponse0\x01\x12Y\n\x0cGetModelInfo\x12#.ec_producer.v1.GetModelInfoRequest\x1a$.ec_producer.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"ec_producer/v1/encoder_cache.proto\x12\x0e\x65\x63_producer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x83\x01\n\tMediaItem\x12*\n\x08modality\x18\x01 \x01(\x0e\x32\x18.ec_producer.v1.Modality\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12/\n\x07\x64\x65\x63oded\x18\x03 \x01(\x0b\x32\x1c.ec_producer.v1.DecodedMediaH\x00\x42\t\n\x07\x63ontent\"<\n\x0c\x44\x65\x63odedMedia\x12\r\n\x05shape\x18\x01 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07rate_hz\x18\x03 \x01(\x01\"\xd4\x01\n\rEncodeRequest\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.ec_producer.v1.MediaItem\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12=\n\x08settings\x18\x03 \x03(\x0b\x32+.ec_producer.v1.EncodeRequest.SettingsEntry\x12\x14\n\x0cwire_version\x18\x04 \x01(\r\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"T\n\x0e\x45ncodeResponse\x12-\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1b.ec_producer.v1.ItemOutcome\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"J\n\x13\x45ncodeStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\'\n\x04item\x18\x02 \x01(\x0b\x32\x19.ec_producer.v1.MediaItem\"P\n\x14\x45ncodeStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12,\n\x07outcome\x18\x02 \x01(\x0b\x32\x1b.ec_producer.v1.ItemOutcome\"g\n\x0bItemOutcome\x12(\n\x06ticket\x18\x01 \x01(\x0b\x32\x16.ec_producer.v1.TicketH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"\xed\x01\n\x06Ticket\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x08modality\x18\x02 \x01(\x0e\x32\x18.ec_producer.v1.Modality\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\t\x12\x10\n\x08lease_id\x18\x08 \x01(\t\x12,\n\tlease_ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x61\x64\x64ress\x18\n \x01(\t\x12\x14\n\x0c\x63ontent_part\x18\x0b \x01(\tJ\x04\x08\x06\x10\x07\"|\n\x0e\x41\x63quireRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x14\n\x0cwire_version\x18\x05 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\"\x81\x01\n\x0f\x41\x63quireResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\tlease_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\ndescriptor\x18\x03 \x01(\x0b\x32\x1a.ec_producer.v1.Descriptor\"y\n\nDescriptor\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x15\n\rpeer_metadata\x18\x06 \x01(\x0c\"\"\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\" \n\x0c\x46\x65tchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x15\n\x13GetModelInfoRequest\"\xfb\x02\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x30\n\nmodalities\x18\x04 \x03(\x0b\x32\x1c.ec_producer.v1.ModalityInfo\x12&\n\x06limits\x18\x05 \x01(\x0b\x32\x16.ec_producer.v1.Limits\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\t\x12\x14\n\x0cwire_version\x18\x08 \x01(\r\x12\x44\n\x08versions\x18\t \x03(\x0b\x32\x32.ec_producer.v1.GetModelInfoResponse.VersionsEntry\x12\x0f\n\x07\x61\x64\x64ress\x18\n \x01(\t\x12\x15\n\rshared_memory\x18\x0b \x01(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x0cModalityInfo\x12*\n\x08modality\x18\x01 \x01(\x0e\x32\x18.ec_producer.v1.Modality\x12\r\n\x05width\x18\x02 \x01(\r\"\x97\x02\n\x06Limits\x12\x1d\n\x15max_items_per_request\x18\x01 \x01(\r\x12\x16\n\x0emax_item_bytes\x18\x02 \x01(\x04\x12\x15\n\rmax_item_rows\x18\x03 \x01(\r\x12\x17\n\x0fmax_queue_items\x18\x04 \x01(\r\x12\x12\n\npool_bytes\x18\x05 \x01(\x04\x12\x19\n\x11max_request_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fmax_queue_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bmax_streams\x18\x08 \x01(\r\x12/\n\x0citem_timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10max_client_items\x18\n \x01(\r*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_VIDEO\x10\x02\x12\x12\n\x0eMODALITY_AUDIO\x10\x03\x32\xf1\x03\n\x0c\x45ncoderCache\x12G\n\x06\x45ncode\x12\x1d.ec_producer.v1.EncodeRequest\x1a\x1e.ec_producer.v1.EncodeResponse\x12]\n\x0c\x45ncodeStream\x12#.ec_producer.v1.EncodeStreamRequest\x1a$.ec_producer.v1.EncodeStreamResponse(\x01\x30\x01\x12J\n\x07\x41\x63quire\x12\x1e.ec_producer.v1.AcquireRequest\x1a\x1f.ec_producer.v1.AcquireResponse\x12J\n\x07Release\x12\x1e.ec_producer.v1.ReleaseRequest\x1a\x1f.ec_producer.v1.ReleaseResponse\x12\x46\n\x05\x46\x65tch\x12\x1c.ec_producer.v1.FetchRequest\x1a\x1d.ec_producer.v1.FetchResponse0\x01\x12Y\n\x0cGetModelInfo\x12#.ec_producer.v1.GetModelInfoRequest\x1a$.ec_producer.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -27,50 +27,50 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_ENCODEREQUEST_SETTINGSENTRY']._serialized_options = b'8\001'
   _globals['_GETMODELINFORESPONSE_VERSIONSENTRY']._options = None
   _globals['_GETMODELINFORESPONSE_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_MODALITY']._serialized_start=2302
-  _globals['_MODALITY']._serialized_end=2398
+  _globals['_MODALITY']._serialized_start=2392
+  _globals['_MODALITY']._serialized_end=2488
   _globals['_MEDIAITEM']._serialized_start=112
   _globals['_MEDIAITEM']._serialized_end=243
   _globals['_DECODEDMEDIA']._serialized_start=245
   _globals['_DECODEDMEDIA']._serialized_end=305
   _globals['_ENCODEREQUEST']._serialized_start=308
-  _globals['_ENCODEREQUEST']._serialized_end=498
-  _globals['_ENCODEREQUEST_SETTINGSENTRY']._serialized_start=451
-  _globals['_ENCODEREQUEST_SETTINGSENTRY']._serialized_end=498
-  _globals['_ENCODERESPONSE']._serialized_start=500
-  _globals['_ENCODERESPONSE']._serialized_end=563
-  _globals['_ENCODESTREAMREQUEST']._serialized_start=565
-  _globals['_ENCODESTREAMREQUEST']._serialized_end=639
-  _globals['_ENCODESTREAMRESPONSE']._serialized_start=641
-  _globals['_ENCODESTREAMRESPONSE']._serialized_end=721
-  _globals['_ITEMOUTCOME']._serialized_start=723
-  _globals['_ITEMOUTCOME']._serialized_end=826
-  _globals['_TICKET']._serialized_start=829
-  _globals['_TICKET']._serialized_end=1066
-  _globals['_ACQUIREREQUEST']._serialized_start=1068
-  _globals['_ACQUIREREQUEST']._serialized_end=1171
-  _globals['_ACQUIRERESPONSE']._serialized_start=1174
-  _globals['_ACQUIRERESPONSE']._serialized_end=1303
-  _globals['_DESCRIPTOR']._serialized_start=1305
-  _globals['_DESCRIPTOR']._serialized_end=1426
-  _globals['_RELEASEREQUEST']._serialized_start=1428
-  _globals['_RELEASEREQUEST']._serialized_end=1462
-  _globals['_RELEASERESPONSE']._serialized_start=1464
-  _globals['_RELEASERESPONSE']._serialized_end=1499
-  _globals['_FETCHREQUEST']._serialized_start=1501
-  _globals['_FETCHREQUEST']._serialized_end=1533
-  _globals['_FETCHRESPONSE']._serialized_start=1535
-  _globals['_FETCHRESPONSE']._serialized_end=1564
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1566
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1587
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1590
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1969
-  _globals['_GETMODELINFORESPONSE_VERSIONSENTRY']._serialized_start=1922
-  _globals['_GETMODELINFORESPONSE_VERSIONSENTRY']._serialized_end=1969
-  _globals['_MODALITYINFO']._serialized_start=1971
-  _globals['_MODALITYINFO']._serialized_end=2044
-  _globals['_LIMITS']._serialized_start=2047
-  _globals['_LIMITS']._serialized_end=2300
-  _globals['_ENCODERCACHE']._serialized_start=2401
-  _globals['_ENCODERCACHE']._serialized_end=2898
+  _globals['_ENCODEREQUEST']._serialized_end=520
+  _globals['_ENCODEREQUEST_SETTINGSENTRY']._serialized_start=473
+  _globals['_ENCODEREQUEST_SETTINGSENTRY']._serialized_end=520
+  _globals['_ENCODERESPONSE']._serialized_start=522
+  _globals['_ENCODERESPONSE']._serialized_end=606
+  _globals['_ENCODESTREAMREQUEST']._serialized_start=608
+  _globals['_ENCODESTREAMREQUEST']._serialized_end=682
+  _globals['_ENCODESTREAMRESPONSE']._serialized_start=684
+  _globals['_ENCODESTREAMRESPONSE']._serialized_end=764
+  _globals['_ITEMOUTCOME']._serialized_start=766
+  _globals['_ITEMOUTCOME']._serialized_end=869
+  _globals['_TICKET']._serialized_start=872
+  _globals['_TICKET']._serialized_end=1109
+  _globals['_ACQUIREREQUEST']._serialized_start=1111
+  _globals['_ACQUIREREQUEST']._serialized_end=1235
+  _globals['_ACQUIRERESPONSE']._serialized_start=1238
+  _globals['_ACQUIRERESPONSE']._serialized_end=1367
+  _globals['_DESCRIPTOR']._serialized_start=1369
+  _globals['_DESCRIPTOR']._serialized_end=1490
+  _globals['_RELEASEREQUEST']._serialized_start=1492
+  _globals['_RELEASEREQUEST']._serialized_end=1526
+  _globals['_RELEASERESPONSE']._serialized_start=1528
+  _globals['_RELEASERESPONSE']._serialized_end=1563
+  _globals['_FETCHREQUEST']._serialized_start=1565
+  _globals['_FETCHREQUEST']._serialized_end=1597
+  _globals['_FETCHRESPONSE']._serialized_start=1599
+  _globals['_FETCHRESPONSE']._serialized_end=1628
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1630
+  _globals['_GETMODELINFOREQUEST']._serialized_end=1651
+  _globals['_GETMODELINFORESPONSE']._serialized_start=1654
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2033
+  _globals['_GETMODELINFORESPONSE_VERSIONSENTRY']._serialized_start=1986
+  _globals['_GETMODELINFORESPONSE_VERSIONSENTRY']._serialized_end=2033
+  _globals['_MODALITYINFO']._serialized_start=2035
+  _globals['_MODALITYINFO']._serialized_end=2108
+  _globals['_LIMITS']._serialized_start=2111
+  _globals['_LIMITS']._serialized_end=2390
+  _globals['_ENCODERCACHE']._serialized_start=2491
+  _globals['_ENCODERCACHE']._serialized_end=2988
 # @@protoc_insertion_point(module_scope)

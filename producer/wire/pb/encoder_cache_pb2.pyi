@@ -132,8 +132,13 @@ class EncodeRequest(google.protobuf.message.Message):
     ITEMS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
+    WIRE_VERSION_FIELD_NUMBER: builtins.int
     fingerprint: builtins.str
     """If not empty: the fingerprint (64 hex digits) that the client expects; another one is FAILED_PRECONDITION."""
+    wire_version: builtins.int
+    """Wire version that the client knows, at least 1; another one than the producer's is FAILED_PRECONDITION. 0: it is not
+    compared.
+    """
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaItem]:
         """Items to encode; 1 to GetModelInfo's max_items_per_request."""
@@ -150,8 +155,9 @@ class EncodeRequest(google.protobuf.message.Message):
         items: collections.abc.Iterable[global___MediaItem] | None = ...,
         fingerprint: builtins.str = ...,
         settings: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        wire_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "items", b"items", "settings", b"settings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "items", b"items", "settings", b"settings", "wire_version", b"wire_version"]) -> None: ...
 
 global___EncodeRequest = EncodeRequest
 
@@ -160,6 +166,9 @@ class EncodeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OUTCOMES_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
+    fingerprint: builtins.str
+    """The producer's fingerprint, 64 hex digits: who asks several producers needs the same one from all."""
     @property
     def outcomes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ItemOutcome]:
         """One outcome an item, in the order of the request."""
@@ -168,8 +177,9 @@ class EncodeResponse(google.protobuf.message.Message):
         self,
         *,
         outcomes: collections.abc.Iterable[global___ItemOutcome] | None = ...,
+        fingerprint: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "outcomes", b"outcomes"]) -> None: ...
 
 global___EncodeResponse = EncodeResponse
 
@@ -315,6 +325,7 @@ class AcquireRequest(google.protobuf.message.Message):
     LEASE_ID_FIELD_NUMBER: builtins.int
     TRANSPORT_FIELD_NUMBER: builtins.int
     WIRE_VERSION_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
     key: builtins.str
     """Content key of a ticket, 64 hex digits."""
     epoch: builtins.str
@@ -325,6 +336,8 @@ class AcquireRequest(google.protobuf.message.Message):
     """Transport to read with, one that GetModelInfo lists."""
     wire_version: builtins.int
     """Version of the block format that the reader knows; another one than the producer's is FAILED_PRECONDITION."""
+    fingerprint: builtins.str
+    """If not empty: the fingerprint (64 hex digits) that the reader expects; another one is FAILED_PRECONDITION."""
     def __init__(
         self,
         *,
@@ -333,8 +346,9 @@ class AcquireRequest(google.protobuf.message.Message):
         lease_id: builtins.str = ...,
         transport: builtins.str = ...,
         wire_version: builtins.int = ...,
+        fingerprint: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "key", b"key", "lease_id", b"lease_id", "transport", b"transport", "wire_version", b"wire_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "key", b"key", "lease_id", b"lease_id", "transport", b"transport", "wire_version", b"wire_version"]) -> None: ...
 
 global___AcquireRequest = AcquireRequest
 
@@ -597,6 +611,7 @@ class Limits(google.protobuf.message.Message):
     MAX_QUEUE_BYTES_FIELD_NUMBER: builtins.int
     MAX_STREAMS_FIELD_NUMBER: builtins.int
     ITEM_TIMEOUT_FIELD_NUMBER: builtins.int
+    MAX_CLIENT_ITEMS_FIELD_NUMBER: builtins.int
     max_items_per_request: builtins.int
     """Items in one Encode; at least 1."""
     max_item_bytes: builtins.int
@@ -613,6 +628,8 @@ class Limits(google.protobuf.message.Message):
     """Bytes that items admitted and not finished keep waiting, over all clients; at least 1."""
     max_streams: builtins.int
     """EncodeStream calls open at once, over all clients; at least 1."""
+    max_client_items: builtins.int
+    """Items in hand at once for each client; 0 for no limit."""
     @property
     def item_timeout(self) -> google.protobuf.duration_pb2.Duration:
         """Time that one item may take at most, whatever its call's deadline; above 0."""
@@ -629,8 +646,9 @@ class Limits(google.protobuf.message.Message):
         max_queue_bytes: builtins.int = ...,
         max_streams: builtins.int = ...,
         item_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        max_client_items: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["item_timeout", b"item_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["item_timeout", b"item_timeout", "max_item_bytes", b"max_item_bytes", "max_item_rows", b"max_item_rows", "max_items_per_request", b"max_items_per_request", "max_queue_bytes", b"max_queue_bytes", "max_queue_items", b"max_queue_items", "max_request_bytes", b"max_request_bytes", "max_streams", b"max_streams", "pool_bytes", b"pool_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["item_timeout", b"item_timeout", "max_client_items", b"max_client_items", "max_item_bytes", b"max_item_bytes", "max_item_rows", b"max_item_rows", "max_items_per_request", b"max_items_per_request", "max_queue_bytes", b"max_queue_bytes", "max_queue_items", b"max_queue_items", "max_request_bytes", b"max_request_bytes", "max_streams", b"max_streams", "pool_bytes", b"pool_bytes"]) -> None: ...
 
 global___Limits = Limits

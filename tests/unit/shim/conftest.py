@@ -8,6 +8,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from vllm.connections import global_http_connection
 
+from consumer_shim import budget
+from consumer_shim.budget import RetryBudget
+
+
+@pytest.fixture(autouse=True)
+def _own_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test sends again is no other's loss."""
+    monkeypatch.setattr(budget, "PROCESS", RetryBudget())
+
 
 class FileServer:
     """Answers every GET on loopback with what `files` has for its path, or else with `statuses`, or else 404."""

@@ -166,7 +166,7 @@ def test_info(producer: Producer) -> None:
 
 def test_each_item_has_its_outcome(producer: Producer, script: ScriptedProducer) -> None:
     found = producer.encode([ITEM, ITEM, ITEM], BOUND_S)
-    assert script.requests == [pb.EncodeRequest(items=[ITEM, ITEM, ITEM])]
+    assert script.requests == [pb.EncodeRequest(items=[ITEM, ITEM, ITEM], wire_version=WIRE_VERSION)]
     assert found[0] == TICKET
     described = [(one.code, one.reason, str(one)) for one in found[1:] if isinstance(one, ProducerError)]
     assert described == [
@@ -272,7 +272,14 @@ def test_a_closed_client_is_an_error_of_the_producer(producer: Producer, call: s
 
 def refuse(code: grpc.StatusCode, message: str = "not now") -> Callable[[grpc.ServicerContext], Any]:
     """An answer to a whole call."""
-    return lambda context: context.abort(code, message)
+
+    def abort(context: grpc.ServicerContext) -> None:
+        if code is FULL:
+            details = status(code, "QUEUE_FULL", message).SerializeToString()
+            context.set_trailing_metadata((("grpc-status-details-bin", details),))
+        context.abort(code, message)
+
+    return abort
 
 
 def answer(*outcomes: pb.Ticket | grpc.StatusCode) -> Callable[[grpc.ServicerContext], Any]:
@@ -280,7 +287,7 @@ def answer(*outcomes: pb.Ticket | grpc.StatusCode) -> Callable[[grpc.ServicerCon
     found = [
         pb.ItemOutcome(ticket=one)
         if isinstance(one, pb.Ticket)
-        else pb.ItemOutcome(error=status(one, "QUEUE_FULL", "not now", 0.3))
+        else pb.ItemOutcome(error=status(one, "QUEUE_FULL" if one is FULL else "", "not now", 0.3))
         for one in outcomes
     ]
     return lambda context: pb.EncodeResponse(outcomes=found)
@@ -390,6 +397,21 @@ def test_a_call_that_is_always_turned_away(
         encode(producer.address, FILES, BOUND_S)
     assert failed.value.code is code
     assert len(script.requests) == 3
+
+
+def test_what_grpc_finds_too_large_is_not_sent_again(
+    encode: Encode, script: ScriptedProducer, waits: list[float]
+) -> None:
+    """By the server's own limit of a message; nobody else says RESOURCE_EXHAUSTED without a reason."""
+    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.max_receive_message_length", 1000)])
+    add_EncoderCacheServicer_to_server(script, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with pytest.raises(ProducerError) as failed:
+        encode(address, [pb.MediaItem(data=b"x" * 1001)], BOUND_S)
+    server.stop(grace=None).wait(BOUND_S)
+    assert (failed.value.code, failed.value.reason, failed.value.is_too_large) == (FULL, "", True)
+    assert waits == []
 
 
 FINAL = [

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from consumer_shim.channel import PLAIN, ChannelSecurity
 from consumer_shim.config import ShimConfig
 
 PRODUCERS = {"producers": ["localhost:50051"]}
@@ -30,6 +31,12 @@ def test_everything_can_be_set() -> None:
         "pull_timeout_s": 3600,
         "max_pulls": 256,
         "max_body_bytes": 1,
+        "tls_ca": "/etc/tls/ca.crt",
+        "tls_cert": "/etc/tls/tls.crt",
+        "tls_key": "/etc/tls/tls.key",
+        "tls_server_name": "encoder.example",
+        "token_file": "/etc/token",
+        "fingerprint": "0123456789abcdef" * 4,
     }
     config = ShimConfig.from_extra_config(settings)
     assert dataclasses.asdict(config) == settings | {"producers": tuple(settings["producers"])}  # type: ignore[arg-type]
@@ -57,7 +64,12 @@ def test_it_cannot_be_changed() -> None:
         (PRODUCERS | {"transport": None}, "transport is None; allowed are auto, shm, nixl, mooncake, grpc"),
         (PRODUCERS | {"mooncake_protocol": "udp"}, "mooncake_protocol is 'udp'; allowed are tcp, rdma"),
         (PRODUCERS | {"mooncake_protocol": "rdma"}, "mooncake_host is empty; with mooncake_protocol 'rdma', name"),
-        (PRODUCERS | {"retries": 3, "colour": 1}, "has unknown colour, retries; known are encode_timeout_s, max_"),
+        (PRODUCERS | {"retries": 3, "colour": 1}, "has unknown colour, retries; known are encode_timeout_s, fing"),
+        (PRODUCERS | {"fingerprint": "F" * 64}, f"fingerprint is '{'F' * 64}'; expected 64 hex digits in lower case"),
+        (PRODUCERS | {"fingerprint": "f" * 65}, "expected 64 hex digits in lower case"),
+        (PRODUCERS | {"tls_ca": "a", "tls_cert": "b"}, "tls_cert is 'b' and tls_key ''; one needs the other"),
+        (PRODUCERS | {"tls_cert": "b", "tls_key": "c"}, "tls_cert is 'b'; it needs tls_ca"),
+        (PRODUCERS | {"tls_server_name": "n"}, "tls_server_name is 'n'; it needs tls_ca"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -96,12 +108,21 @@ def test_the_ends_of_a_range(name: str) -> None:
         ("nixl_devices", 5),
         ("nixl_devices", None),
         ("mooncake_host", 5),
+        ("tls_ca", None),
+        ("token_file", ["a"]),
+        ("fingerprint", 0),
         ("mooncake_protocol", None),
     ],
 )
 def test_a_value_of_another_type_is_named(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{name} is {value!r}")):
         ShimConfig.from_extra_config(PRODUCERS | {name: value})
+
+
+def test_how_producers_are_reached() -> None:
+    assert ShimConfig.from_extra_config(PRODUCERS).security == PLAIN
+    config = ShimConfig.from_extra_config(PRODUCERS | {"tls_ca": "a", "token_file": "t"})
+    assert config.security == ChannelSecurity(tls_ca="a", token_file="t")
 
 
 @pytest.mark.parametrize("address", ["localhost:65536", "localhost:²"])

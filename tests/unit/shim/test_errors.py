@@ -47,6 +47,9 @@ CASES: list[tuple[status_pb2.Status, str, float]] = [
     (status(info("QUEUE_FULL")), "QUEUE_FULL", 0.0),
     (status(retry(0, 1_000_000)), "", 0.001),
     (status(error_details_pb2.DebugInfo(detail="x")), "", 0.0),
+    (status(info("QUEUE_FULL"), retry(-1)), "QUEUE_FULL", 0.0),
+    (status(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="proxy.example"), retry(1)), "", 1.0),
+    (status(error_details_pb2.ErrorInfo(reason="LIMIT", domain="proxy.example"), info("POOL_FULL")), "POOL_FULL", 0.0),
     (status(), "", 0.0),
 ]
 
@@ -73,3 +76,45 @@ def test_a_call_without_words() -> None:
 
 def test_an_unknown_code() -> None:
     assert ProducerError.from_status(status(code=999)).code is grpc.StatusCode.UNKNOWN
+
+
+def test_details_that_are_garbage() -> None:
+    """Whoever is on the way may write there."""
+    assert described(ProducerError.from_call(FailedCall((("grpc-status-details-bin", b"\xff\xff"),)))) == (
+        *(FULL, "", "the queue is full", 0.0),
+    )
+    found = status(info("QUEUE_FULL"))
+    found.details[0].value = b"\xff\xff"
+    assert described(ProducerError.from_status(found)) == (FULL, "", "the queue is full", 0.0)
+
+
+# What may come of asking again
+
+UNAVAILABLE, LATE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
+TOO_LARGE: dict[str, bool] = {"is_too_large": True}
+KINDS: list[tuple[grpc.StatusCode, str, dict[str, bool]]] = [
+    (UNAVAILABLE, "", {"is_retryable": True, "is_down": True, "is_for_others": True}),
+    (UNAVAILABLE, "SHUTTING_DOWN", {"is_retryable": True, "is_down": True, "is_for_others": True}),
+    (UNAVAILABLE, "DEVICE_LOST", {"is_down": True, "is_for_others": True}),
+    (UNAVAILABLE, "TRANSPORT_DOWN", {"is_retryable": True, "is_for_others": True}),
+    (UNAVAILABLE, "SOMETHING_NEW", {"is_for_others": True}),
+    (FULL, "QUEUE_FULL", {"is_retryable": True, "is_for_others": True}),
+    (FULL, "CLIENT_LIMIT", {"is_retryable": True, "is_for_others": True}),
+    (FULL, "TOO_MANY_STREAMS", {"is_retryable": True, "is_for_others": True}),
+    (FULL, "", TOO_LARGE),
+    (FULL, "SOMETHING_NEW", {}),
+    (LATE, "", {"is_silence": True, "is_for_others": True}),
+    (LATE, "DEADLINE_UNMEETABLE", {"is_for_others": True}),
+    (LATE, "DEADLINE_EXCEEDED", {}),
+    (grpc.StatusCode.INTERNAL, "WORKER_DIED", {}),
+    (grpc.StatusCode.INVALID_ARGUMENT, "MEDIA_UNREADABLE", {}),
+    (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", {}),
+    (grpc.StatusCode.CANCELLED, "", {}),
+]
+
+
+@pytest.mark.parametrize(("code", "reason", "expected"), KINDS)
+def test_kinds(code: grpc.StatusCode, reason: str, expected: dict[str, bool]) -> None:
+    names = ("is_retryable", "is_down", "is_silence", "is_for_others", "is_too_large")
+    error = ProducerError(code, reason, "why")
+    assert {name: getattr(error, name) for name in names} == dict.fromkeys(names, False) | expected

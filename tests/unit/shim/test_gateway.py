@@ -1,6 +1,7 @@
 """A chat request's way to the producer and back, with a producer that answers as a test says."""
 
 import asyncio
+import contextlib
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from consumer_shim import gateway
+from consumer_shim import budget, dispatch
+from consumer_shim.balancer import Health, item_digest, rank
+from consumer_shim.budget import RetryBudget
 from consumer_shim.client import ProducerError
 from consumer_shim.gateway import encode_request
 from consumer_shim.rewrite import RequestError
@@ -35,14 +38,33 @@ class FakeProducer:
         self.outcomes: list[pb.Ticket | ProducerError] | ProducerError = list(outcomes)
         self.meanwhile: Callable[[], None] = lambda: None
         """What happens while it encodes."""
+        self.health = Health()
+        self.gate: asyncio.Event | None = None
+        """What it waits for before it answers."""
         self.calls: list[tuple[list[pb.MediaItem], float, Any]] = []
+        self.how: list[tuple[int, bool]] = []
+        """The attempts that each call allowed, and whether it was said to be one of several."""
         self.released: list[str] = []
+        self.num_cancelled = 0
 
     async def encode(
-        self, items: Sequence[pb.MediaItem], timeout_s: float, *, settings: Mapping[str, Any] | None = None
+        self,
+        items: Sequence[pb.MediaItem],
+        timeout_s: float,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        most_attempts: int,
+        is_again: bool,
     ) -> list[pb.Ticket | ProducerError]:
         self.calls.append((list(items), timeout_s, settings))
+        self.how.append((most_attempts, is_again))
         self.meanwhile()
+        if self.gate is not None:
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.num_cancelled += 1
+                raise
         if isinstance(self.outcomes, ProducerError):
             raise self.outcomes
         return self.outcomes
@@ -75,9 +97,9 @@ async def refusal(body: dict[str, Any], producer: Producers, **options: Any) -> 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The gateway's time."""
+    """The time of what is sent."""
     clock = Clock()
-    monkeypatch.setattr(gateway, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(dispatch, "time", SimpleNamespace(monotonic=clock))
     return clock
 
 
@@ -184,16 +206,15 @@ async def test_one_item_fails_and_the_others_are_released() -> None:
 )
 async def test_the_call_fails(code: grpc.StatusCode, status: int) -> None:
     producer = FakeProducer()
-    producer.outcomes = ProducerError(code, "", "why")
+    producer.outcomes = ProducerError(code, "SOME_REASON", "why")
     refused = await refusal(chat([image(b"one")]), producer)
     assert (refused.status, str(refused)) == (status, f"encoding at {ADDRESS} failed: why")
 
 
-@pytest.mark.parametrize("tickets", [[], [ticket(0)], [ticket(0), ticket(1), ticket(2)]])
-async def test_another_number_of_tickets(tickets: list[pb.Ticket]) -> None:
-    producer = FakeProducer(*tickets)
-    assert (await refusal(chat([image(b"one"), image(b"two")]), producer)).status == 502
-    assert producer.released == [one.lease_id for one in tickets]
+async def test_a_message_that_grpc_finds_too_large() -> None:
+    producer = FakeProducer()
+    producer.outcomes = ProducerError(grpc.StatusCode.RESOURCE_EXHAUSTED, "", "larger than max")
+    assert (await refusal(chat([image(b"one")]), producer)).status == 413
 
 
 async def test_transfer_params_that_are_no_object() -> None:
@@ -293,76 +314,230 @@ def test_only_what_goes_by_its_key_comes_in(value: Any) -> None:
 
 # Several producers
 
-
-def several(*outcomes: pb.Ticket | ProducerError | None) -> list[FakeProducer]:
-    """Producers of one item, each with its outcome of a call; None for one that nobody reaches."""
-    producers = [FakeProducer(address=f"producer:{number}") for number in range(len(outcomes))]
-    for producer, outcome in zip(producers, outcomes, strict=True):
-        down = ProducerError(grpc.StatusCode.UNAVAILABLE, "", "nobody there")
-        producer.outcomes = down if outcome is None else [outcome]
-    return producers
+DOWN = ProducerError(grpc.StatusCode.UNAVAILABLE, "", "nobody there")
+FULL = ProducerError(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "no room")
+BAD = ProducerError(grpc.StatusCode.INVALID_ARGUMENT, "MEDIA_UNREADABLE", "no image")
+SILENT = ProducerError(grpc.StatusCode.DEADLINE_EXCEEDED, "", "Deadline Exceeded")
 
 
-def full() -> ProducerError:
-    return ProducerError(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "no room")
+class Encoder(FakeProducer):
+    """Gives a ticket for each file, numbered by the file, or the error that the file or the whole call has here."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address=address)
+        self.errors: dict[bytes, ProducerError] = {}
+        self.error: ProducerError | None = None
+
+    async def encode(self, items: Sequence[pb.MediaItem], *arguments: Any, **options: Any) -> Any:
+        self.outcomes = self.error or [self.errors.get(item.data) or ticket(int(item.data[-9:])) for item in items]
+        return await super().encode(items, *arguments, **options)
+
+    @property
+    def files(self) -> list[list[bytes]]:
+        return [[item.data for item in items] for items, _, _ in self.calls]
 
 
-async def test_the_first_that_takes_them_has_them() -> None:
-    producers = several(None, full(), ticket(0), ticket(0))
-    body = chat([image(b"one")])
-    assert await encode(body, producers) == [ticket(0)]
-    assert [len(one.calls) for one in producers] == [1, 1, 1, 0]
-    assert [pull.address for pull in from_params(body["ec_transfer_params"])] == ["producer:2"]
+def encoders(num: int) -> list[Encoder]:
+    return [Encoder(f"producer:{number}") for number in range(num)]
+
+
+def ranked(producers: Sequence[Encoder], file: bytes) -> list[Encoder]:
+    """The producers in the order in which an image prefers them."""
+    return rank(producers, item_digest(pb.MediaItem(modality=pb.MODALITY_IMAGE, data=file)))
+
+
+def files_of(producers: Sequence[Encoder], first: Encoder, num: int) -> list[bytes]:
+    """Files that rank `first` first."""
+    return [file for file in (b"%d" % number for number in range(1000)) if ranked(producers, file)[0] is first][:num]
+
+
+def addresses(body: dict[str, Any]) -> list[str]:
+    return [pull.address for pull in from_params(body["ec_transfer_params"])]
+
+
+def leases(*files: bytes) -> list[str]:
+    return [ticket(int(file)).lease_id for file in files]
+
+
+@pytest.mark.parametrize("size", [1, 1 << 19])
+async def test_each_item_goes_to_its_own(size: int) -> None:
+    """In one call for all items of a producer, and tickets come back in order, each with its producer's address."""
+    producers = encoders(3)
+    files = [(b"%d" % number).rjust(size, b"0") for number in range(12)]
+    body = chat([image(file) for file in files])
+    assert await encode(body, producers) == [ticket(number) for number in range(12)]
+    for one in producers:
+        assert one.files == [[file for file in files if ranked(producers, file)[0] is one]]
+    assert addresses(body) == [ranked(producers, file)[0].address for file in files]
+    assert [pull.key for pull in from_params(body["ec_transfer_params"])] == [f"{number:064x}" for number in range(12)]
+
+
+async def test_a_repeated_image_finds_its_producer() -> None:
+    producers = encoders(3)
+    for _ in range(5):
+        await encode(chat([image(b"7")]), producers)
+        await encode(chat([image(b"7")]), producers[::-1])
+    assert len(ranked(producers, b"7")[0].calls) == 10
+
+
+async def test_calls_of_one_request_are_made_at_once() -> None:
+    producers = encoders(3)
+    gate = asyncio.Event()
+    for one in producers:
+        one.gate = gate
+    task = asyncio.create_task(encode(chat([image(b"%d" % number) for number in range(12)]), producers))
+    while not all(one.calls for one in producers):
+        await asyncio.sleep(0)
+    gate.set()
+    assert len(await task) == 12
+
+
+async def test_where_there_is_another_one_nothing_is_tried_twice() -> None:
+    producers = encoders(2)
+    first, second = ranked(producers, b"1")
+    first.error = FULL
+    assert await encode(chat([image(b"1")]), producers) == [ticket(1)]
+    assert (first.how, second.how) == ([(1, False)], [(3, True)])
+
+
+async def test_the_next_one_of_each_item_takes_what_is_refused() -> None:
+    """Tickets that were given stay."""
+    producers = encoders(3)
+    mine = files_of(producers, producers[0], 8)
+    producers[0].errors = dict.fromkeys(mine[1:], FULL)
+    body = chat([image(file) for file in mine])
+    assert await encode(body, producers) == [ticket(int(file)) for file in mine]
+    seconds = [ranked(producers, file)[1] for file in mine[1:]]
+    assert set(seconds) == {producers[1], producers[2]}
+    assert addresses(body) == ["producer:0", *(one.address for one in seconds)]
+    assert [len(one.calls) for one in producers] == [1, 1, 1]
+    assert [one.released for one in producers] == [[], [], []]
 
 
 async def test_a_sequence_stays_as_it_is() -> None:
-    producers = several(None, ticket(0))
+    producers = encoders(2)
     before = list(producers)
-    await encode(chat([image(b"one")]), producers)
+    await encode(chat([image(b"1")]), producers)
     assert producers == before
 
 
 async def test_where_none_takes_them_the_last_one_speaks() -> None:
-    refused = await refusal(chat([image(b"one")]), several(None, full()))
+    producers = encoders(2)
+    first, second = ranked(producers, b"1")
+    first.error, second.errors = DOWN, {b"1": FULL}
+    refused = await refusal(chat([image(b"1")]), producers)
     assert (refused.status, str(refused)) == (429, "image 1 of 1: no room")
-    refused = await refusal(chat([image(b"one")]), several(full(), None))
-    assert (refused.status, str(refused)) == (503, "encoding at producer:1 failed: nobody there")
+    first.health.answered()
+    first.error, second.error = FULL, DOWN
+    refused = await refusal(chat([image(b"1")]), producers)
+    assert (refused.status, str(refused)) == (503, f"encoding at {second.address} failed: nobody there")
 
 
 async def test_what_would_fail_elsewhere_too_is_not_tried_there() -> None:
-    bad = ProducerError(grpc.StatusCode.INVALID_ARGUMENT, "MEDIA_UNREADABLE", "no image")
-    producers = several(full(), bad, ticket(0))
-    assert (await refusal(chat([image(b"one")]), producers)).status == 400
-    assert [len(one.calls) for one in producers] == [1, 1, 0]
+    producers = encoders(3)
+    first, second, third = ranked(producers, b"1")
+    first.error, second.errors = FULL, {b"1": BAD}
+    assert (await refusal(chat([image(b"1")]), producers)).status == 400
+    assert [len(one.calls) for one in (first, second, third)] == [1, 1, 0]
 
 
-async def test_an_answer_without_sense_is_not_asked_for_elsewhere() -> None:
-    producers = several(ticket(0, content_part=""), ticket(0))
-    refused = await refusal(chat([image(b"one")]), producers)
-    assert refused.status == 502
-    assert "producer:0" in str(refused)
-    assert [one.released for one in producers] == [[ticket(0).lease_id], []]
+async def test_an_item_that_is_bad_wins_over_one_without_room() -> None:
+    """The request fails anyway: nothing is sent on for it."""
+    producers = encoders(2)
+    one, two = files_of(producers, producers[0], 2)
+    producers[0].errors = {one: FULL, two: BAD}
+    refused = await refusal(chat([image(one), image(two)]), producers)
+    assert (refused.status, str(refused)) == (400, "image 2 of 2: no image")
     assert producers[1].calls == []
 
 
-async def test_tickets_are_released_where_they_were_given() -> None:
-    first, second = several(ticket(0), ticket(0))
-    first.outcomes = [ticket(0), full()]
-    second.outcomes = [ticket(2), ticket(3)]
-    assert await encode(chat([image(b"one"), image(b"two")]), [first, second]) == [ticket(2), ticket(3)]
-    assert (first.released, second.released) == ([ticket(0).lease_id], [])
+async def test_one_that_fails_for_good_ends_the_others() -> None:
+    """Their leases are released where they were given, calls under way are cancelled."""
+    producers = encoders(3)
+    done, bad, slow = (files_of(producers, one, 1)[0] for one in producers)
+    producers[1].gate, producers[2].gate = asyncio.Event(), asyncio.Event()
+    producers[1].errors = {bad: BAD}
+    body = chat([image(done), image(bad), image(slow)])
+    task = asyncio.create_task(refusal(body, producers))
+    while not all(one.calls for one in producers):
+        await asyncio.sleep(0)
+    producers[1].gate.set()
+    assert str(await task) == "image 2 of 3: no image"
+    assert [one.released for one in producers] == [leases(done), [], []]
+    assert [one.num_cancelled for one in producers] == [0, 0, 1]
+
+
+async def test_who_leaves_takes_all_of_it_along() -> None:
+    producers = encoders(2)
+    done, slow = (files_of(producers, one, 1)[0] for one in producers)
+    producers[1].gate = asyncio.Event()
+    body = chat([image(done), image(slow)])
+    before = copy.deepcopy(body)
+    task = asyncio.create_task(encode(body, producers))
+    while not producers[1].calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (producers[0].released, producers[1].num_cancelled) == (leases(done), 1)
+    assert body == before
+
+
+async def test_who_leaves_during_a_probe_leaves_it_to_the_next() -> None:
+    producers = encoders(2)
+    first, _ = ranked(producers, b"1")
+    now = Clock()
+    first.health = Health(clock=now)
+    first.error = DOWN
+    await encode(chat([image(b"1")]), producers)
+    now.now_s += 2.0
+    first.gate = asyncio.Event()
+    task = asyncio.create_task(encode(chat([image(b"1")]), producers))
+    while first.health.is_open:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert first.health.is_open
+
+
+async def test_an_answer_without_sense_is_not_asked_for_elsewhere() -> None:
+    producers = encoders(2)
+    one, two = (files_of(producers, producer, 1)[0] for producer in producers)
+    producers[0].meanwhile = lambda: setattr(producers[0], "outcomes", [ticket(int(one), content_part="")])
+    refused = await refusal(chat([image(one), image(two)]), producers)
+    assert refused.status == 502
+    assert str(refused).startswith("the answer of one of the producers producer:0, producer:1 makes no sense")
+    assert [producer.released for producer in producers] == [leases(one), leases(two)]
+    assert [len(producer.calls) for producer in producers] == [1, 1]
 
 
 async def test_all_producers_have_one_deadline(clock: Clock) -> None:
-    producers = several(full(), None, ticket(0))
+    producers = encoders(3)
+    order = ranked(producers, b"1")
+    order[0].error, order[1].error = FULL, DOWN
 
     def wait() -> None:
         clock.now_s += 2.0
 
     for one in producers:
         one.meanwhile = wait
-    await encode(chat([image(b"one")]), producers)
-    assert [timeout_s for one in producers for _, timeout_s, _ in one.calls] == [7.0, 5.0, 3.0]
+    await encode(chat([image(b"1")]), producers)
+    assert [timeout_s for one in order for _, timeout_s, _ in one.calls] == [7.0, 5.0, 3.0]
+
+
+async def test_nothing_goes_on_when_the_time_is_up(clock: Clock) -> None:
+    producers = encoders(2)
+    first, second = ranked(producers, b"1")
+    first.error = SILENT
+
+    def wait() -> None:
+        clock.now_s += TIMEOUT_S - 0.01
+
+    first.meanwhile = wait
+    refused = await refusal(chat([image(b"1")]), producers)
+    assert (refused.status, str(refused)) == (504, f"encoding at {first.address} failed: Deadline Exceeded")
+    assert second.calls == []
 
 
 async def test_for_several_producers_a_url_is_fetched_once() -> None:
@@ -370,9 +545,83 @@ async def test_for_several_producers_a_url_is_fetched_once() -> None:
 
     async def fetch(url: str, modality: str) -> bytes:
         fetched.append(url)
-        return b"cat"
+        return b"1"
 
-    producers = several(full(), None, ticket(0))
+    producers = encoders(3)
+    order = ranked(producers, b"1")
+    order[0].error, order[1].error = FULL, DOWN
     await encode(chat([{"image_url": "http://image"}]), producers, fetch=fetch)
     assert fetched == ["http://image"]
-    assert [[item.data for item in one.items] for one in producers] == [[b"cat"]] * 3
+    assert [one.files for one in producers] == [[[b"1"]]] * 3
+
+
+# Who is passed over
+
+
+async def test_one_that_is_down_is_asked_once() -> None:
+    producers = encoders(3)
+    producers[0].error = DOWN
+    for file in files_of(producers, producers[0], 20):
+        assert await encode(chat([image(file)]), producers) == [ticket(int(file))]
+    assert len(producers[0].calls) == 1
+
+
+@pytest.mark.parametrize("error", [FULL, BAD])
+async def test_one_that_answers_stays(error: ProducerError) -> None:
+    producers = encoders(2)
+    producers[0].error = error
+    for file in files_of(producers, producers[0], 5):
+        with contextlib.suppress(RequestError):
+            await encode(chat([image(file)]), producers)
+    assert len(producers[0].calls) == 5
+
+
+async def test_an_item_that_says_so_is_enough() -> None:
+    """As while it shuts down."""
+    producers = encoders(2)
+    one, two = files_of(producers, producers[0], 2)
+    producers[0].errors = {one: ProducerError(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", "bye")}
+    await encode(chat([image(one)]), producers)
+    await encode(chat([image(two)]), producers)
+    assert len(producers[0].calls) == 1
+
+
+async def test_a_probe_has_half_of_the_time_so_that_its_request_is_not_lost() -> None:
+    producers = encoders(2)
+    now = Clock()
+    first, second = ranked(producers, b"1")
+    first.health = Health(clock=now)
+    first.error = SILENT
+    await encode(chat([image(b"1")]), producers)
+    now.now_s += 2.0
+    assert await encode(chat([image(b"1")]), producers) == [ticket(1)]
+    assert [timeout_s for _, timeout_s, _ in first.calls] == [TIMEOUT_S, TIMEOUT_S / 2]
+    assert len(second.calls) == 2
+
+
+async def test_where_all_are_down_each_request_still_has_an_answer() -> None:
+    producers = encoders(3)
+    for one in producers:
+        one.error = DOWN
+    assert (await refusal(chat([image(b"1")]), producers)).status == 503
+    for _ in range(5):
+        assert (await refusal(chat([image(b"1")]), producers)).status == 503
+    assert sum(len(one.calls) for one in producers) == 3 + 5
+    assert {most for one in producers for most, _ in one.how[1:]} == {3}  # the only hope is worth some attempts
+    for one in producers:
+        one.error = None
+    assert await encode(chat([image(b"1")]), producers) == [ticket(1)]
+
+
+# The budget
+
+
+async def test_an_empty_budget_tells_the_first_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "PROCESS", RetryBudget(share=0.0, floor=1.0, window_s=3600.0))
+    producers = encoders(3)
+    first, second, _ = ranked(producers, b"1")
+    first.errors = {b"1": FULL}
+    assert await encode(chat([image(b"1")]), producers) == [ticket(1)]
+    refused = await refusal(chat([image(b"1")]), producers)
+    assert (refused.status, str(refused)) == (429, "image 1 of 1: no room")
+    assert [len(one.calls) for one in (first, second)] == [2, 1]

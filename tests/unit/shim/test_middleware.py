@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
@@ -12,15 +13,18 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import status_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 import consumer_shim.fetch  # noqa: F401 – here, since it imports vLLM for long, which is no part of any test
-from consumer_shim import endpoints, retries
+from consumer_shim import budget, endpoints, retries
+from consumer_shim.balancer import Health, item_digest, rank
+from consumer_shim.budget import RetryBudget
 from consumer_shim.middleware import EncodeMiddleware
 from consumer_shim.pull import Failure
 from consumer_shim.side_channel import SideChannel
 from consumer_shim.tickets import PullTicket, from_params
 from producer.server import Servicer
+from producer.wire.contract import ERROR_DOMAIN, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer, add_EncoderCacheServicer_to_server
 from tests.kit.ports import free_port
@@ -47,6 +51,8 @@ class Encoder(EncoderCacheServicer):
         self.errors: dict[bytes, grpc.StatusCode] = {}
         """The error of an item, by its file."""
         self.answer: Callable[[Any], Awaitable[pb.EncodeResponse]] | None = None
+        self.ticket_offset = 0
+        """The number of its first ticket."""
         self._places: dict[bytes, int] = {}
 
     async def Encode(self, request: pb.EncodeRequest, context: Any) -> pb.EncodeResponse:
@@ -64,7 +70,8 @@ class Encoder(EncoderCacheServicer):
         """Has each call fail as a whole."""
 
         async def abort(context: Any) -> pb.EncodeResponse:
-            await context.abort(code, message)
+            details = (("grpc-status-details-bin", error_status(code, message).SerializeToString()),)
+            await context.abort(code, message, details)
             raise AssertionError
 
         self.answer = abort
@@ -73,9 +80,16 @@ class Encoder(EncoderCacheServicer):
         """Tickets are numbered in the order in which their files first came."""
         place = self._places.setdefault(item.data, len(self._places))
         if item.data in self.errors:
-            code = self.errors[item.data]
-            return pb.ItemOutcome(error=status_pb2.Status(code=code.value[0], message="no image"))
-        return pb.ItemOutcome(ticket=ticket(place))
+            return pb.ItemOutcome(error=error_status(self.errors[item.data], "no image"))
+        return pb.ItemOutcome(ticket=ticket(self.ticket_offset + place))
+
+
+def error_status(code: grpc.StatusCode, message: str) -> status_pb2.Status:
+    """As a producer tells an error; overload has a reason of its own."""
+    found = status_pb2.Status(code=code.value[0], message=message)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        found.details.add().Pack(error_details_pb2.ErrorInfo(reason=Reason.QUEUE_FULL.value, domain=ERROR_DOMAIN))
+    return found
 
 
 def ticket(place: int, **changes: Any) -> pb.Ticket:
@@ -131,15 +145,19 @@ class App:
     sent: list[int] = field(default_factory=list)
     """How many messages had reached the client after each one that was sent."""
     client: "Client | None" = None
+    has_body: asyncio.Event = field(default_factory=asyncio.Event)
+    """The whole body of its request has come."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scope = scope
         self.body = b""
+        self.has_body.clear()
         more = True
         while more:
             message = await receive()
             self.body += message.get("body", b"")
             more = message.get("more_body", False)
+        self.has_body.set()
         self.received.append((await receive())["type"])
         messages = self.messages or response(200, b"{}")
         self.messages = messages if self.then is None else self.then
@@ -224,14 +242,17 @@ class Stack:
         return fields | {"app": SimpleNamespace(state=state)} | changes
 
     async def post(self, *chunks: bytes, **changes: Any) -> Client:
-        """A request with its body in `chunks`; the client leaves once it has sent them."""
+        """A request with its body in `chunks`; the client leaves once the app has what became of them."""
         client = self.app.client = Client()
         pieces: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
         pieces[-1]["more_body"] = False
-        arriving = iter([*pieces, {"type": "http.disconnect"}])
+        arriving = iter(pieces)
 
         async def receive() -> Message:
-            return next(arriving, {"type": "http.disconnect"})
+            piece = next(arriving, None)
+            if piece is None:
+                await self.app.has_body.wait()
+            return piece or {"type": "http.disconnect"}
 
         await asyncio.wait_for(self.middleware(self.scope(**changes), receive, client.send), BOUND_S)
         return client
@@ -310,6 +331,113 @@ async def test_a_client_that_leaves_early_costs_nothing(stack: Stack, encoder: E
     assert stack.app.body == b""
 
 
+class Leaving:
+    """A client that sends one body, then what a test says, and an app that takes what it gets."""
+
+    def __init__(self, encoder: Encoder, body: bytes) -> None:
+        self.stack = Stack([encoder.address])
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+        self.messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.got: list[Message] = []
+        self.begun, self.ended, self.let_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.num_takes = 2
+        self.num_asked = self.num_waiting = 0
+        """How often the client's next message was asked for, and by how many it is waited for."""
+        self.is_cancelled = False
+        encoder.answer = self._encode
+
+    async def run(self) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            for _ in range(self.num_takes):
+                self.got.append(await receive())
+
+        middleware = EncodeMiddleware(app)
+        await asyncio.wait_for(middleware(self.stack.scope(), self._receive, Client().send), BOUND_S)
+
+    async def _receive(self) -> Message:
+        self.num_asked += 1
+        self.num_waiting += 1
+        try:
+            return await self.messages.get()
+        finally:
+            self.num_waiting -= 1
+
+    async def _encode(self, context: Any) -> pb.EncodeResponse:
+        self.begun.set()
+        try:
+            await self.let_go.wait()
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
+        finally:
+            self.ended.set()
+        return pb.EncodeResponse(outcomes=[pb.ItemOutcome(ticket=ticket(0))])
+
+
+async def test_a_client_that_leaves_while_its_media_are_encoded_ends_that(encoder: Encoder) -> None:
+    """At the producer, too."""
+    leaving = Leaving(encoder, chat(b"one"))
+    leaving.num_takes = 1
+    exchange = asyncio.create_task(leaving.run())
+    await asyncio.wait_for(leaving.begun.wait(), BOUND_S)
+    leaving.messages.put_nowait({"type": "http.disconnect"})
+    await exchange
+    assert leaving.got == [{"type": "http.disconnect"}]
+    await asyncio.wait_for(leaving.ended.wait(), BOUND_S)
+    assert leaving.is_cancelled
+
+
+async def test_what_else_comes_meanwhile_is_kept(encoder: Encoder) -> None:
+    leaving = Leaving(encoder, chat(b"one"))
+    leaving.num_takes = 3
+    other: Message = {"type": "http.request", "body": b"more", "more_body": False}
+    exchange = asyncio.create_task(leaving.run())
+    await asyncio.wait_for(leaving.begun.wait(), BOUND_S)
+    leaving.messages.put_nowait(other)
+    while not leaving.messages.empty():
+        await asyncio.sleep(0)
+    leaving.let_go.set()
+    leaving.messages.put_nowait({"type": "http.disconnect"})
+    await exchange
+    assert [message["type"] for message in leaving.got] == ["http.request", "http.request", "http.disconnect"]
+    assert b"image_embeds" in leaving.got[0]["body"]
+    assert leaving.got[1] == other
+
+
+async def test_who_leaves_when_all_is_encoded_is_told_to_the_app(encoder: Encoder) -> None:
+    leaving = Leaving(encoder, chat(b"one"))
+    exchange = asyncio.create_task(leaving.run())
+    await asyncio.wait_for(leaving.begun.wait(), BOUND_S)
+    leaving.let_go.set()
+    while not leaving.got:
+        await asyncio.sleep(0)
+    leaving.messages.put_nowait({"type": "http.disconnect"})
+    await exchange
+    assert [message["type"] for message in leaving.got] == ["http.request", "http.disconnect"]
+    assert not leaving.is_cancelled
+
+
+async def test_an_exchange_leaves_nobody_waiting(encoder: Encoder) -> None:
+    """For a message that the app never asked for."""
+    leaving = Leaving(encoder, chat(b"one"))
+    leaving.num_takes = 1
+    leaving.let_go.set()
+    await leaving.run()
+    assert leaving.got[0]["type"] == "http.request"
+    assert (leaving.num_asked, leaving.num_waiting) == (2, 0)
+
+
+async def test_an_app_that_gives_up_ends_the_encode(encoder: Encoder) -> None:
+    leaving = Leaving(encoder, chat(b"one"))
+    exchange = asyncio.create_task(leaving.run())
+    await asyncio.wait_for(leaving.begun.wait(), BOUND_S)
+    exchange.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange
+    await asyncio.wait_for(leaving.ended.wait(), BOUND_S)
+    assert leaving.is_cancelled
+
+
 async def test_who_is_turned_away_costs_nothing(stack: Stack, encoder: Encoder) -> None:
     """vLLM's own checks of who is asking run inside, and look at no body."""
 
@@ -349,72 +477,92 @@ async def test_a_refusal_wins_over_what_the_app_makes_of_it(stack: Stack, encode
 
 @pytest.fixture
 def pair(encoder: Encoder, second: Encoder) -> Stack:
-    """`encoder` has the first turn."""
     return Stack([encoder.address, second.address])
 
 
-async def test_producers_take_turns(pair: Stack, encoder: Encoder, second: Encoder) -> None:
-    for data in (b"1", b"2", b"3", b"4"):
-        assert (await pair.post(chat(data))).status == 200
-    assert (encoder.items, second.items) == ([b"1", b"3"], [b"2", b"4"])
+@dataclass
+class At:
+    """An address that items rank."""
+
+    address: str
+    health: Health = field(default_factory=Health)
 
 
-@pytest.mark.parametrize("is_last", [True, False])
-async def test_one_that_is_down_is_passed_over(encoder: Encoder, is_last: bool) -> None:
-    addresses = [f"127.0.0.1:{free_port()}", encoder.address]
-    stack = Stack(addresses[::-1] if is_last else addresses)
-    assert [(await stack.post(chat(b"%d" % number))).status for number in range(4)] == [200] * 4
-    assert encoder.items == [b"0", b"1", b"2", b"3"]
-    (pull,) = from_params(stack.app.json["ec_transfer_params"])
-    assert pull.address == encoder.address
+def files_of(stack: Stack, encoder: Encoder) -> Iterator[bytes]:
+    """Files that the server's images go to `encoder` with."""
+    addresses = stack.vllm_config.ec_transfer_config.ec_connector_extra_config["producers"]
+    for number in itertools.count():
+        digest = item_digest(pb.MediaItem(modality=pb.MODALITY_IMAGE, data=b"%d" % number))
+        if rank([At(address) for address in addresses], digest)[0].address == encoder.address:
+            yield b"%d" % number
+
+
+def addresses(stack: Stack) -> list[str]:
+    """Whose tickets the app was given."""
+    return [pull.address for pull in from_params(stack.app.json["ec_transfer_params"])]
+
+
+async def test_each_item_goes_to_its_own_producer(pair: Stack, encoder: Encoder, second: Encoder) -> None:
+    """Again and again, so that it finds its embedding."""
+    one, two = next(files_of(pair, encoder)), next(files_of(pair, second))
+    for _ in range(3):
+        assert (await pair.post(chat(one, two))).status == 200
+        assert addresses(pair) == [encoder.address, second.address]
+    assert (encoder.items, second.items) == ([one] * 3, [two] * 3)
+
+
+async def test_one_that_is_down_is_passed_over(encoder: Encoder) -> None:
+    stack = Stack([f"127.0.0.1:{free_port()}", encoder.address])
+    files = [b"%d" % number for number in range(8)]
+    for file in files:
+        assert (await stack.post(chat(file))).status == 200
+        assert addresses(stack) == [encoder.address]
+    assert encoder.items == files
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])
 @pytest.mark.parametrize("as_a_whole", [True, False])
-async def test_one_that_takes_no_more_is_passed_over(
+async def test_what_one_does_not_take_goes_to_the_other(
     pair: Stack, encoder: Encoder, second: Encoder, code: grpc.StatusCode, as_a_whole: bool
 ) -> None:
-    """After it was tried as often as it is alone; what it gave for the other items is given back."""
+    """At once; what it gave for other items stays."""
+    files = files_of(pair, encoder)
+    one, two = next(files), next(files)
     if as_a_whole:
         encoder.refuse(code)
     else:
-        encoder.errors = {b"two": code}
-    assert (await pair.post(chat(b"one", b"two"))).status == 200
-    assert encoder.items.count(b"two") == 3
-    assert encoder.released == ([] if as_a_whole else [f"{0:032x}"])
-    assert second.items == [b"one", b"two"]
-    pulls = from_params(pair.app.json["ec_transfer_params"])
-    assert {pull.address for pull in pulls} == {second.address}
+        encoder.errors = {two: code}
+    assert (await pair.post(chat(one, two))).status == 200
+    assert encoder.items == [one, two]
+    assert second.items == ([one, two] if as_a_whole else [two])
+    assert addresses(pair) == [second.address if as_a_whole else encoder.address, second.address]
+    assert encoder.released == []
 
 
 @pytest.mark.parametrize(
     "code",
-    [
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.FAILED_PRECONDITION,
-    ],
+    [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL, grpc.StatusCode.FAILED_PRECONDITION],
 )
 @pytest.mark.parametrize("as_a_whole", [True, False])
 async def test_what_would_fail_elsewhere_too_stays(
     pair: Stack, encoder: Encoder, second: Encoder, code: grpc.StatusCode, as_a_whole: bool
 ) -> None:
+    one = next(files_of(pair, encoder))
     if as_a_whole:
         encoder.refuse(code)
     else:
-        encoder.errors = {b"one": code}
-    assert (await pair.post(chat(b"one"))).status >= 400
-    assert (encoder.items, second.items) == ([b"one"], [])
+        encoder.errors = {one: code}
+    assert (await pair.post(chat(one))).status >= 400
+    assert (encoder.items, second.items) == ([one], [])
 
 
 async def test_where_none_takes_more_the_last_one_speaks(pair: Stack, encoder: Encoder, second: Encoder) -> None:
     encoder.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
     second.refuse(grpc.StatusCode.UNAVAILABLE, "shutting down")
-    client = await pair.post(chat(b"one"))
+    client = await pair.post(chat(next(files_of(pair, encoder))))
     assert client.status == 503
     assert client.error == f"encoding at {second.address} failed: shutting down"
-    client = await pair.post(chat(b"one"))  # the other one's turn
+    client = await pair.post(chat(next(files_of(pair, second))))  # which is passed over now
     assert client.status == 429
     assert client.error == f"encoding at {encoder.address} failed: the queue is full"
     assert pair.app.body == b""
@@ -433,9 +581,10 @@ async def test_tokenizing_needs_no_embedding(stack: Stack, encoder: Encoder, pat
 
 
 async def test_leases_are_released_where_they_were_given(pair: Stack, encoder: Encoder, second: Encoder) -> None:
-    encoder.refuse(grpc.StatusCode.UNAVAILABLE)
-    assert (await pair.post(chat(b"one"), path=TOKENIZE)).status == 200
-    assert (encoder.released, second.released) == ([], [f"{0:032x}"])
+    one, two = next(files_of(pair, encoder)), next(files_of(pair, second))
+    second.ticket_offset = 10
+    assert (await pair.post(chat(one, two), path=TOKENIZE)).status == 200
+    assert (encoder.released, second.released) == ([f"{0:032x}"], [f"{10:032x}"])
 
 
 @pytest.mark.parametrize("body", [b'{"prompt": "text"}', b'{"prompt": [1, 2]}', chat(), b"no json"])
@@ -714,7 +863,7 @@ async def test_settings_of_the_server_go_along(stack: Stack, encoder: Encoder) -
 )
 async def test_settings_that_differ_are_told_with_both_values(own: dict[str, Any], difference: str) -> None:
     """By the producer's own server; what it would need for encoding is not there."""
-    info = pb.GetModelInfoResponse(limits=pb.Limits(max_items_per_request=8))
+    info = pb.GetModelInfoResponse(limits=pb.Limits(max_items_per_request=8, max_request_bytes=1000))
     nothing: Any = None
     servicer = Servicer(nothing, nothing, {}, info, nothing, settings=own)
     server = grpc.aio.server()
@@ -779,10 +928,10 @@ async def test_too_large_a_file_at_a_url(encoder: Encoder, file_server: FileServ
 async def test_a_url_is_fetched_once_for_all_producers(
     pair: Stack, encoder: Encoder, second: Encoder, file_server: FileServer
 ) -> None:
-    file_server.files["/cat"] = b"cat"
+    file_server.files["/cat"] = next(files_of(pair, encoder))
     encoder.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert (await pair.post(at(f"{file_server.url}/cat"))).status == 200
-    assert second.items == [b"cat"]
+    assert second.items == encoder.items == [file_server.files["/cat"]]
     assert file_server.requests == ["/cat"]
 
 
@@ -998,6 +1147,16 @@ async def test_an_embedding_that_is_lost_twice_is_told(stack: Stack, encoder: En
     assert client.status == 503
     assert client.error == GONE.message
     assert encoder.items == [b"one", b"one"]
+
+
+async def test_a_lost_embedding_is_not_encoded_again_on_an_empty_budget(
+    stack: Stack, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where many are lost at once, encoding all of them again would be a storm."""
+    monkeypatch.setattr(budget, "PROCESS", RetryBudget(share=0.0, floor=0.0))
+    client = await answer(stack, response(500, b"{}"), {LEASE: GONE}, chat(b"one"))
+    assert (client.status, client.error) == (503, GONE.message)
+    assert encoder.items == [b"one"]
 
 
 async def test_after_the_first_word_nothing_is_begun_again(stack: Stack, encoder: Encoder) -> None:

@@ -1,15 +1,18 @@
 """What is sent again, when, and what comes of it: bookkeeping alone, on a clock that a test moves."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumer_shim import retries
+from consumer_shim import budget
+from consumer_shim.budget import RetryBudget
 from consumer_shim.errors import ProducerError
 from consumer_shim.retries import Attempts
+from producer.wire.contract import Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.unit.conftest import Clock
 
@@ -26,12 +29,12 @@ def ticket(name: str) -> pb.Ticket:
     return pb.Ticket(key=name)
 
 
-def error(code: grpc.StatusCode, delay_s: float = 0.0) -> ProducerError:
-    return ProducerError(code, "", code.name, delay_s)
+def error(code: grpc.StatusCode, delay_s: float = 0.0, reason: str = "") -> ProducerError:
+    return ProducerError(code, reason, code.name, delay_s)
 
 
 def full(delay_s: float = 0.0) -> ProducerError:
-    return error(grpc.StatusCode.RESOURCE_EXHAUSTED, delay_s)
+    return error(grpc.StatusCode.RESOURCE_EXHAUSTED, delay_s, "QUEUE_FULL")
 
 
 def down() -> ProducerError:
@@ -48,8 +51,9 @@ def attempts(clock: Clock) -> Attempts:
     return start("abc", clock)
 
 
-def start(names: str, clock: Clock, timeout_s: float = TIMEOUT_S) -> Attempts:
-    return Attempts([item(name) for name in names], timeout_s, clock=clock)
+def start(names: str, clock: Clock, timeout_s: float = TIMEOUT_S, **options: Any) -> Attempts:
+    options = {"retries": RetryBudget(clock=clock)} | options
+    return Attempts([item(name) for name in names], timeout_s, clock=clock, **options)
 
 
 def pending(attempts: Attempts) -> str:
@@ -66,14 +70,40 @@ def test_an_answer_for_all(attempts: Attempts) -> None:
     assert attempts.outcomes == answer
 
 
-@pytest.mark.parametrize("code", list(grpc.StatusCode))
-def test_only_what_had_no_room_or_reached_nobody_is_sent_again(clock: Clock, code: grpc.StatusCode) -> None:
+LATER = [
+    (grpc.StatusCode.UNAVAILABLE, ""),
+    (grpc.StatusCode.UNAVAILABLE, Reason.SHUTTING_DOWN),
+    (grpc.StatusCode.UNAVAILABLE, Reason.TRANSPORT_DOWN),
+    *(
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        for reason in (
+            *(Reason.QUEUE_FULL, Reason.POOL_FULL, Reason.TOO_MANY_LEASES),
+            *(Reason.TOO_MANY_STREAMS, Reason.CLIENT_LIMIT),
+        )
+    ),
+]
+NEVER = [
+    *((code, "") for code in grpc.StatusCode if code is not grpc.StatusCode.UNAVAILABLE),
+    (grpc.StatusCode.UNAVAILABLE, Reason.DEVICE_LOST),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE_UNMEETABLE),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "SOMETHING_NEW"),
+]
+
+
+@pytest.mark.parametrize(("code", "reason"), LATER)
+def test_what_had_no_room_or_reached_nobody_is_sent_again(clock: Clock, code: grpc.StatusCode, reason: str) -> None:
     attempts = start("abc", clock)
-    delay_s = attempts.take([ticket("a"), error(code), bad()])
-    is_retried = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
-    assert (delay_s is not None) is is_retried
-    if is_retried:
-        assert pending(attempts) == "b"
+    assert attempts.take([ticket("a"), error(code, reason=reason), bad()]) is not None
+    assert pending(attempts) == "b"
+    assert start("a", clock).failed(error(code, reason=reason)) is not None
+
+
+@pytest.mark.parametrize(("code", "reason"), NEVER)
+def test_nothing_else_is_sent_again(clock: Clock, code: grpc.StatusCode, reason: str) -> None:
+    """Least of all RESOURCE_EXHAUSTED without a reason: gRPC's, for a message that is too large."""
+    assert start("abc", clock).take([ticket("a"), error(code, reason=reason), bad()]) is None
+    with pytest.raises(ProducerError):
+        start("a", clock).failed(error(code, reason=reason))
 
 
 def test_outcomes_keep_the_order_of_the_items(clock: Clock) -> None:
@@ -121,8 +151,8 @@ def test_there_is_a_most_of_attempts(attempts: Attempts) -> None:
     assert attempts.outcomes == [ticket("a"), errors[-1], ticket("c")]
 
 
-def test_waits_grow(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries.random, "uniform", lambda low, high: low)
+def test_waits_grow(clock: Clock) -> None:
+    attempts = start("abc", clock, uniform=lambda low, high: low)
     first_s, second_s = attempts.failed(down()), attempts.failed(down())
     assert first_s is not None
     assert second_s == 2 * first_s > 0
@@ -233,10 +263,67 @@ def test_what_was_answered_before_stays_when_nobody_is_reached_any_more(attempts
     assert attempts.outcomes[:2] == [ticket("a"), last]
 
 
+# The budget
+
+
+def test_a_first_call_brings_a_share_and_each_retry_takes_a_token(clock: Clock) -> None:
+    retries = RetryBudget(share=0.5, floor=1.0, clock=clock)
+    attempts = start("a", clock, retries=retries)  # 1.5 tokens
+    assert attempts.failed(down()) is not None
+    last = down()
+    with pytest.raises(ProducerError) as failed:
+        attempts.failed(last)
+    assert failed.value is last
+    assert start("a", clock, retries=retries).failed(down()) is not None
+    assert not retries.take()
+
+
+def test_an_empty_budget_ends_it_with_the_answer_that_there_was(clock: Clock) -> None:
+    retries = RetryBudget(share=0.0, floor=1.0, clock=clock)
+    assert retries.take()
+    refused = full()
+    attempts = start("abc", clock, retries=retries)
+    assert attempts.take([ticket("a"), refused, ticket("c")]) is None
+    assert attempts.outcomes == [ticket("a"), refused, ticket("c")]
+
+
+def test_a_call_that_is_a_retry_itself_brings_nothing(clock: Clock) -> None:
+    retries = RetryBudget(share=1.0, floor=0.0, clock=clock)
+    start("a", clock, retries=retries, is_again=True)
+    assert not retries.take()
+    start("a", clock, retries=retries)
+    assert retries.take()
+
+
+def test_what_is_not_sent_again_takes_nothing(clock: Clock) -> None:
+    retries = RetryBudget(share=0.0, floor=1.0, clock=clock)
+    start("a", clock, retries=retries).take([bad()])
+    start("a", clock, retries=retries).take([full(TIMEOUT_S)])
+    start("a", clock, retries=retries, most=1).take([full()])
+    assert retries.take()
+
+
+def test_without_another_it_is_the_processs_budget(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "PROCESS", RetryBudget(share=1.0, floor=0.0, clock=clock))
+    Attempts([item("a")], TIMEOUT_S)
+    assert budget.PROCESS.take()
+    assert not budget.PROCESS.take()
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_another_most_of_attempts(clock: Clock, most: int) -> None:
+    attempts = start("a", clock, most=most)
+    for _ in range(most - 1):
+        assert attempts.failed(down()) is not None
+    with pytest.raises(ProducerError):
+        attempts.failed(down())
+
+
 # Whatever the answers
 
-CODES = st.sampled_from([grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
-ERRORS = st.builds(error, CODES, st.sampled_from([0.0, 0.5, 30.0]))
+CODES = st.sampled_from([grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
+DELAYS = st.sampled_from([0.0, 0.5, 30.0])
+ERRORS = st.builds(full, DELAYS) | st.builds(error, CODES, DELAYS)
 
 
 @given(num=st.integers(0, 5), timeout_s=st.sampled_from([0.01, 1.0, TIMEOUT_S]), data=st.data())

@@ -69,7 +69,7 @@ def rewritten(body: dict[str, Any]) -> list[bytes]:
     """The media of `body`, which has a ticket for each of them afterwards."""
     parts = find_media(body)
     tickets = [ticket(number, part.modality) for number, part in enumerate(parts)]
-    apply_tickets(body, parts, tickets, "producer:1")
+    apply_tickets(body, parts, tickets, ["producer:1"] * len(tickets))
     return [data_of(part.source) for part in parts if isinstance(part.source, str)]
 
 

@@ -1,0 +1,162 @@
+"""What runs in each process of a worker pool, and the messages between the two: a JSON head and raw frames, no pickle.
+
+A process that a hostile file has taken over can say what it likes: nothing that it says is more than data of bounded
+size.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import forkserver
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 4 << 20
+MAX_FRAMES = 4096
+_LENGTH = struct.Struct("!I")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """A task or its answer: `fields` are what JSON can hold; `frames` are contiguous buffers, bytearrays on arrival."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    frames: Sequence[Any] = field(default=(), repr=False)
+    error: str = ""
+    """The name of an exception that the work raised, if there was one."""
+    last: bool = False
+    """Whether the process wants to be replaced after this answer."""
+
+
+class MessageError(ValueError):
+    """What came is no message, or is larger than allowed."""
+
+
+Work = Callable[[Message], Message]
+"""Does one task. An exception is reported by its name; the process goes on."""
+
+
+def send(message: Message, write: Callable[[Any], object]) -> None:
+    """Writes `message`; `write` takes a buffer of bytes and writes all of it."""
+    views = [memoryview(frame) for frame in message.frames]
+    head = {"fields": message.fields, "frames": [view.nbytes for view in views]}
+    text = json.dumps(head | {"error": message.error, "last": message.last}).encode()
+    write(_LENGTH.pack(len(text)) + text)
+    for view in views:
+        if view.nbytes:  # what is empty cannot be cast
+            write(view.cast("B"))
+
+
+def receive(fill: Callable[[bytearray], object], max_bytes: int) -> Message:
+    """Reads a message of no more than `max_bytes` in all frames; `fill` reads as many bytes as the buffer has.
+
+    Raises:
+        MessageError: it is malformed or too large.
+    """
+    length = bytearray(_LENGTH.size)
+    fill(length)
+    (num_bytes,) = _LENGTH.unpack(length)
+    if num_bytes > MAX_HEAD_BYTES:
+        raise MessageError(f"a head of {num_bytes} bytes; at most {MAX_HEAD_BYTES} are allowed")
+    text = bytearray(num_bytes)
+    fill(text)
+    message, sizes = _parse(text)
+    if sum(sizes) > max_bytes:
+        raise MessageError(f"frames of {sum(sizes)} bytes; at most {max_bytes} are allowed")
+    frames = [bytearray(size) for size in sizes]
+    for frame in frames:
+        fill(frame)
+    return replace(message, frames=frames)
+
+
+def _parse(text: bytearray) -> tuple[Message, list[int]]:
+    try:
+        head = json.loads(text)
+        fields, sizes, error, last = (head[name] for name in ("fields", "frames", "error", "last"))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise MessageError("the head is not that of a message") from None
+    kinds = ((fields, dict), (sizes, list), (error, str), (last, bool))
+    if not all(type(value) is kind for value, kind in kinds):
+        raise MessageError("a field of the head has the wrong type")
+    if len(sizes) > MAX_FRAMES or not all(type(size) is int and size >= 0 for size in sizes):
+        raise MessageError(f"the frames' sizes are not at most {MAX_FRAMES} natural numbers")
+    return Message(fields=fields, error=error, last=last), sizes
+
+
+def run(connection: socket.socket, make: Callable[..., Work], args: Sequence[Any], memory_bytes: int) -> None:
+    """The process: makes its work, says that it is ready, and answers tasks until the pool ends it.
+
+    Args:
+        connection: to the pool.
+        make: called with `args` once.
+        memory_bytes: what work may allocate beyond what the process has once it is ready; more is a MemoryError, or
+            whatever a library makes of it.
+    """
+    _end_with_pool()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it drains first
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must not fill the disk, nor take the time to
+    work = make(*args)
+    base_bytes = _data_bytes()
+    resource.setrlimit(resource.RLIMIT_DATA, (base_bytes + memory_bytes,) * 2)
+    with contextlib.suppress(EOFError, ConnectionError):  # the pool has gone
+        send(Message(), connection.sendall)
+        while True:
+            answer = _do(work, receive(lambda buffer: _fill(connection, buffer), sys.maxsize))
+            send(replace(answer, last=_keeps_more_than(base_bytes + memory_bytes // 2)), connection.sendall)
+
+
+def _do(work: Work, request: Message) -> Message:
+    try:
+        return work(request)
+    except Exception as error:
+        logger.exception("a task failed")
+        return Message(error=type(error).__name__)
+
+
+def _fill(connection: socket.socket, buffer: bytearray) -> None:
+    view = memoryview(buffer)
+    while view:
+        num_bytes = connection.recv_into(view)
+        if not num_bytes:
+            raise EOFError
+        view = view[num_bytes:]
+
+
+def _keeps_more_than(num_bytes: int) -> bool:
+    """Whether what earlier tasks left behind would be held against the next ones."""
+    if _data_bytes() <= num_bytes:
+        return False
+    gc.collect()
+    return _data_bytes() > num_bytes
+
+
+def _data_bytes() -> int:
+    """What RLIMIT_DATA counts, private writable mappings, and the main thread's stack."""
+    fd = os.open("/proc/self/statm", os.O_RDONLY)
+    try:
+        return int(os.read(fd, 256).split()[5]) * resource.getpagesize()
+    finally:
+        os.close(fd)
+
+
+def _end_with_pool() -> None:
+    """Has the kernel kill this process with the fork server, and the fork server end with the pool's process.
+
+    It would live as long as any process holds its pipe; and only SIGKILL reaches a process that is stopped.
+    """
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

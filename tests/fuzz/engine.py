@@ -1,0 +1,35 @@
+"""The process in which libFuzzer drives one target: `python -m tests.fuzz.engine TARGET FLAGS FOLDERS`, libFuzzer's."""
+
+import random
+import sys
+
+import atheris
+
+from tests.fuzz.known import is_known
+from tests.fuzz.targets import TARGETS
+
+
+def main() -> None:
+    name, *arguments = sys.argv[1:]
+    with atheris.instrument_imports(include=list(TARGETS[name].instrumented)):
+        run, mutate = TARGETS[name].load()
+        run(b"")  # sets up what it needs
+
+    def target(data: bytes) -> None:
+        try:
+            run(data)
+        except Exception as error:
+            if not is_known(name, error):
+                raise
+
+    def changed(data: bytes, most: int, seed: int) -> bytes:
+        return mutate(data, most, random.Random(seed), atheris.Mutate)
+
+    # The first word is what libFuzzer starts again, through a shell, to minimise a corpus.
+    again = f"{sys.executable} -m tests.fuzz.engine {name}"
+    atheris.Setup([again, *arguments], target, custom_mutator=changed)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

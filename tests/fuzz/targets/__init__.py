@@ -1,0 +1,46 @@
+"""The targets by name, and what each may take of a machine."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fuzz.mutate import Mutate
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target's bounds; `load` imports it."""
+
+    name: str
+    instrumented: tuple[str, ...] = ("producer", "consumer_shim")
+    """Packages whose coverage guides."""
+    max_bytes: int = 4096
+    input_s: int = 5
+    """Seconds for one input; more is a finding."""
+    memory_mb: int = 1024
+    """Memory of the process; more is a finding."""
+
+    def load(self) -> tuple[Callable[[bytes], None], Mutate]:
+        module: Any = importlib.import_module(f"tests.fuzz.targets.{self.name}")
+        return module.target, module.mutate
+
+    def seeds(self) -> dict[str, bytes]:
+        """Small valid inputs by name."""
+        seeds: dict[str, bytes] = importlib.import_module(f"tests.fuzz.targets.{self.name}").seeds()
+        return seeds
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("api"),
+        Target("block"),
+        Target("chat"),
+        Target("answers"),
+        Target("side_channel"),
+        Target("transports"),
+        Target("settings"),
+        Target("media", ("producer", "PIL", "vllm.multimodal"), input_s=20, memory_mb=4096),
+    )
+}

@@ -1,0 +1,143 @@
+"""The kept corpus passes through every target, each target runs a little under libFuzzer, and finds what is planted."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import runner
+from tests.fuzz.checks import Finding, check_said
+from tests.fuzz.known import KNOWN
+from tests.fuzz.runner import MAX_ENTRIES, MAX_ENTRY_BYTES, fuzz, kept
+from tests.fuzz.targets import TARGETS
+
+_SECONDS = 2
+_LEAST_RUNS = {"media": 8}
+"""Of a run of that length; others make at least 200."""
+_IN_VLLM = ("chat", "media")
+"""Targets that import vLLM."""
+
+
+# The corpus
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path,
+            id=f"{name}-{path.name}",
+            marks=pytest.mark.xfail(reason="known", strict=True)
+            if (name, path.name) in {(one.target, one.file) for one in KNOWN}
+            else (),
+        )
+        for name in TARGETS
+        for path in kept(name)
+    ],
+)
+def test_what_was_kept_is_no_finding(path: Path) -> None:
+    target, _ = TARGETS[path.parent.name].load()
+    target(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_corpus_is_small_and_has_every_seed(name: str) -> None:
+    files = {path.name: path.read_bytes() for path in kept(name)}
+    assert len(files) <= MAX_ENTRIES
+    assert max(map(len, files.values())) <= MAX_ENTRY_BYTES
+    assert {file for file in files if file.startswith("seed-")} == {f"seed-{seed}" for seed in TARGETS[name].seeds()}
+    assert any(file.startswith("found-") for file in files)
+
+
+def test_known_findings_are_in_the_corpus() -> None:
+    assert {(one.target, one.file) for one in KNOWN} <= {(name, path.name) for name in TARGETS for path in kept(name)}
+
+
+def test_every_module_of_targets_is_one() -> None:
+    folder = Path(importlib.import_module("tests.fuzz.targets").__file__ or "").parent
+    assert {path.stem for path in folder.glob("[a-z]*.py")} == set(TARGETS)
+
+
+# libFuzzer
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_short_run_reaches_new_code_and_finds_nothing(name: str) -> None:
+    """From one seed alone, so that there is something left to reach."""
+    seed = next(iter(TARGETS[name].seeds().values()))
+    report = fuzz(name, _SECONDS, [seed])
+    assert report.is_ok, report.output[-4000:]
+    assert report.num_runs >= _LEAST_RUNS.get(name, 200)
+    assert report.coverage > report.seed_coverage > 0
+    assert report.new
+
+
+_PLANTED = """
+import sys
+
+import tests.fuzz.targets.block as block
+
+def read(data):
+    if data[50:54] != b"\\x01\\x02\\x03\\x04" and len(data) > 60:
+        {bug}
+
+block.target = read
+sys.argv = ["engine", *sys.argv[1:]]
+from tests.fuzz.engine import main
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [
+        ("raise KeyError('planted')", "KeyError: 'planted'"),
+        ("import time; time.sleep(60)", "timeout"),
+        ("global kept; kept = bytearray(3 << 30); import time; time.sleep(4)", "out-of-memory"),
+        ("import os; os.kill(os.getpid(), 11)", "deadly signal"),
+    ],
+    ids=["error", "hang", "memory", "crash"],
+)
+def test_a_planted_bug_is_found(bug: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input that showed it is kept, and shows it."""
+    (tmp_path / "planted.py").write_text(_PLANTED.format(bug=bug))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path.cwd()}")
+    monkeypatch.setattr(runner, "FINDINGS_DIR", tmp_path / "findings")
+    report = fuzz("block", 30, TARGETS["block"].seeds().values(), module="planted")
+    assert not report.is_ok
+    assert said in report.output
+    assert report.finding is not None
+    data = report.finding.read_bytes()
+    assert data[50:54] != b"\1\2\3\4"
+
+
+def test_the_command_ends_with_the_finding_or_its_absence() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "block", "--seconds", "1"], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.startswith("block: ")
+    assert run.stdout.endswith("FUZZ OK\n")
+    run = subprocess.run([sys.executable, "-m", "tests.fuzz", "nonsense"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2
+    assert "no target nonsense; there are api, block" in run.stderr
+
+
+# What targets check errors for
+
+
+@pytest.mark.parametrize(
+    "message", ["", "x" * 401, "<PIL object at 0x7f0011223344>", f"no {sys.prefix}/lib", "/proc/1/fd/3 is none"]
+)
+def test_an_error_that_says_nothing_too_much_or_where_we_are_is_a_finding(message: str) -> None:
+    with pytest.raises(Finding):
+        check_said(message)
+
+
+def test_what_the_input_says_may_be_repeated() -> None:
+    check_said("'/proc/1' is no size", b"/proc/1")
+    check_said("a shape of 2x0x4294967295", b"")
