@@ -1,23 +1,20 @@
 """The composition root: builds the stages in the order of the flow, takes them down in reverse."""
 
 import asyncio
-import contextlib
-import functools
 import logging
 import os
 import secrets
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from producer import security
+from producer import lifecycle, security
 from producer.admission import Admission
 from producer.config import ServeConfig, split_address
 from producer.core import ModelInfo
@@ -47,9 +44,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WARM_UP_TIMEOUT_S = 120.0
-_SWEEP_S = 1.0
-_STEP_TIMEOUT_S = 10.0
-_DRAIN_POLL_S = 0.05
 
 
 async def serve(config: ServeConfig) -> None:
@@ -85,7 +79,7 @@ async def serve(config: ServeConfig) -> None:
             metrics=metrics,
             also=files.ensure if files else None,
         )
-        stop = _stop_signal()
+        stop = lifecycle.stop_signal()
         await _warm_up(admission, pool, model)
         place = outlets[SHM_TRANSPORT].describe().peer
         info = _model_info(config, model, epoch=epoch, address=address, shared_memory=place)
@@ -100,47 +94,14 @@ async def serve(config: ServeConfig) -> None:
             stream_idle_s=config.stream_idle_s,
         )
         add_EncoderCacheServicer_to_server(servicer, server)
-        health = _add_health(server, config, loop, preprocessor, outlets)
+        checks = lifecycle.probes(loop, preprocessor, outlets, stall_s=config.stall_s)
+        watched = Health(_add_health(server), checks)
         await server.start()
-        await health.check()
+        await watched.check()
         logger.info("ready: %s on %s, transports %s", model.model, address, ", ".join(outlets))
         sweeps = [pool.expire, *([files.expire] if files else [])]
-        while not (stop.is_set() or _is_hopeless(loop, config)):
-            await _pause(stop)
-            await health.check()
-            for sweep in sweeps:
-                sweep()
-        await health.stop()
-        if not stop.is_set():
-            _exit_at_once(1, f"only a restart helps: {loop.lost or 'the step in hand is stuck'}")
-        await _drain(config, admission, pool, server)
-
-
-async def _drain(config: ServeConfig, admission: Admission, pool: EmbeddingPool, server: grpc.aio.Server) -> None:
-    """Work in hand is finished, and leases are honoured, until the deadline; what is left then is refused."""
-    logger.info("stopping; work in hand and %d leases have %.0f s", pool.num_leases, config.drain_s)
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(_finish(admission, pool), config.drain_s)
-    await server.stop(grace=1.0)
-
-
-async def _finish(admission: Admission, pool: EmbeddingPool) -> None:
-    await admission.drain()
-    while pool.num_leases:
-        await asyncio.sleep(_DRAIN_POLL_S)
-        pool.expire()
-
-
-def _is_hopeless(loop: StepLoop, config: ServeConfig) -> bool:
-    """Whether only a restart helps."""
-    return bool(loop.lost) or loop.stalled_s > config.stall_exit_s
-
-
-def _exit_at_once(status: int, why: str) -> NoReturn:
-    """Ends the process without its destructors, which may wait for what never comes. Children end with their parent."""
-    logger.critical("exiting: %s", why)
-    logging.shutdown()
-    os._exit(status)
+        await lifecycle.watch(stop, watched, loop, sweeps, stall_exit_s=config.stall_exit_s)
+        await lifecycle.drain(admission, pool, server, config.drain_s)
 
 
 def _listen(config: ServeConfig) -> tuple[grpc.aio.Server, str]:
@@ -269,13 +230,8 @@ def _start_steps(
     )
     loop.start()
     encoder.on_progress(loop.tick)
-    stack.callback(_stop_steps, loop)
+    stack.callback(lifecycle.stop_steps, loop)
     return loop
-
-
-def _stop_steps(loop: StepLoop) -> None:
-    if not loop.stop(_STEP_TIMEOUT_S):
-        _exit_at_once(1, "the step in hand does not end")
 
 
 async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) -> None:
@@ -327,51 +283,8 @@ def _model_info(
     )
 
 
-def _add_health(
-    server: grpc.aio.Server,
-    config: ServeConfig,
-    loop: StepLoop,
-    preprocessor: Preprocessor,
-    outlets: Mapping[str, Outlet],
-) -> Health:
+def _add_health(server: grpc.aio.Server) -> health.aio.HealthServicer:
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    probes: dict[str, Callable[[], str]] = {
-        "device": lambda: loop.lost or _stall(loop.stalled_s, config.stall_s),
-        "preprocessing": lambda: getattr(preprocessor, "down_reason", lambda: None)() or "",
-    }
-    for name, outlet in outlets.items():
-        probes[f"transport {name}"] = functools.partial(_down, outlet)
-    return Health(statuses, probes)
-
-
-def _stall(seconds: float, most_s: float) -> str:
-    return f"the step in hand has made no progress for {seconds:.0f} s" if seconds > most_s else ""
-
-
-def _down(outlet: Outlet) -> str:
-    return "" if outlet.is_up else "it is down; it is being started again"
-
-
-def _stop_signal() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the second ends the process. Installed after loading, which any ends."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-
-    def on_first() -> None:
-        for number in signals:
-            loop.remove_signal_handler(number)
-            signal.signal(number, lambda number, _: _exit_at_once(128 + number, "a second signal came"))
-        stop.set()
-
-    for number in signals:
-        loop.add_signal_handler(number, on_first)
-    return stop
-
-
-async def _pause(stop: asyncio.Event) -> None:
-    """Waits for `stop`, a second at most."""
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(stop.wait(), _SWEEP_S)
+    return statuses
