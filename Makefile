@@ -4,10 +4,10 @@ ENV := .venv/.ready
 ARGS ?=
 SECONDS ?= 60
 
-.PHONY: help demo test check fuzz proto clean
+.PHONY: help demo test check contract fuzz proto clean
 
 help:  ## list the targets
-	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 $(ENV): pyproject.toml constraints.txt .ci/setup
 	@.ci/setup
@@ -24,6 +24,9 @@ check: $(ENV)  ## lint, types, import rules, generated stubs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 	.ci/protoc --check
+
+contract: $(ENV)  ## load, faults and hostile media on the real service; SCALE=10 for a longer run
+	@$(BIN)/python -m tests.serving $(if $(SCALE),--scale $(SCALE))
 
 fuzz: $(ENV)  ## what reads bytes of others, guided by coverage; SECONDS=60 for each target
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)

@@ -19,6 +19,8 @@ from producer.wire.pb import encoder_cache_pb2 as pb
 _RELEASE_TIMEOUT_S = 2.0
 _LEAST_LEFT_S = 0.05
 """With less time than that nothing goes on to another producer."""
+_GRACE_S = 1.0
+"""What is under way when an item fails may end within it."""
 _HASH_INLINE_BYTES = 1 << 18
 
 Tried = tuple[AsyncProducer, ...]
@@ -53,11 +55,12 @@ class Dispatch:
         self._digests = [b""] * len(items)
         self._calls: set[asyncio.Task[None]] = set()
         self._found: dict[int, tuple[pb.Ticket, AsyncProducer]] = {}  # by the item's place
+        self._is_over = False
 
     async def run(self) -> list[tuple[pb.Ticket, AsyncProducer]]:
         """Each item's ticket and the producer that gave it, in order.
 
-        However else this ends, the calls under way are cancelled and the leases of all tickets released.
+        However else this ends, no call is under way any more and the leases of all tickets are released.
 
         Raises:
             ItemsError: for the first item of which it is known that nobody encodes it.
@@ -72,8 +75,9 @@ class Dispatch:
                 for call in done:
                     self._calls.remove(call)
                     call.result()
-        except BaseException:
-            await self._abandon()
+        except BaseException as error:
+            self._is_over = True
+            await self._abandon(_GRACE_S if isinstance(error, ItemsError) else 0.0)
             raise
         return [self._found[place] for place in range(len(self._items))]
 
@@ -119,7 +123,7 @@ class Dispatch:
         ended = [place for place, error in refused.items() if not error.is_for_others]
         if not ended:
             left = dict(refused)
-            is_late = self._left_s < _LEAST_LEFT_S
+            is_late = self._is_over or self._left_s < _LEAST_LEFT_S
             for producer, places in self._assigned(() if is_late else refused, tried).items():
                 if budget.PROCESS.take():
                     self._begin(producer, places, tried)
@@ -129,11 +133,16 @@ class Dispatch:
         if ended:
             raise ItemsError(refused[ended[0]], tried[-1].address, None if is_whole else ended[0])
 
-    async def _abandon(self) -> None:
-        for call in self._calls:
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
-        await release_each(list(self._found.values()))
+    async def _abandon(self, grace_s: float) -> None:
+        """Ends what is under way. A ticket that comes as its call is cancelled keeps its lease until that expires."""
+        try:
+            if self._calls and grace_s:
+                await asyncio.wait(self._calls, timeout=grace_s)
+        finally:
+            for call in self._calls:
+                call.cancel()
+            await asyncio.gather(*self._calls, return_exceptions=True)
+            await release_each(list(self._found.values()))
 
 
 async def release_all(producer: AsyncProducer, lease_ids: Iterable[str]) -> None:

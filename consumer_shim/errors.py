@@ -49,8 +49,8 @@ class ProducerError(Exception):
 
     @property
     def is_silence(self) -> bool:
-        """Whether the time ended without a word from the producer."""
-        return self.code is grpc.StatusCode.DEADLINE_EXCEEDED and not self.reason
+        """Whether the time ended, and nothing had come of the call."""
+        return self.code is grpc.StatusCode.DEADLINE_EXCEEDED and self.reason in ("", Reason.DEADLINE_EXCEEDED)
 
     @property
     def is_for_others(self) -> bool:
@@ -71,13 +71,14 @@ class ProducerError(Exception):
 
     @classmethod
     def from_call(cls, error: grpc.RpcError) -> "ProducerError":
-        """The error of a whole call."""
+        """The error of a whole call. One that the producer cancelled (it stops) is as one that did not reach it."""
         metadata: Any = error.trailing_metadata() or ()
         try:
             status = status_pb2.Status.FromString(dict(metadata).get("grpc-status-details-bin", b""))
         except DecodeError:  # then whatever is on the way wrote it
             status = status_pb2.Status()
-        return cls(error.code(), _reason(status), error.details() or error.code().name, _retry_delay_s(status))
+        code = grpc.StatusCode.UNAVAILABLE if error.code() is grpc.StatusCode.CANCELLED else error.code()
+        return cls(code, _reason(status), error.details() or error.code().name, _retry_delay_s(status))
 
 
 def _reason(status: status_pb2.Status) -> str:

@@ -16,7 +16,7 @@ from vllm.multimodal.video import get_video_loader_backend_for_processor
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from producer.core import DecodedForm, MediaItem
-from producer.media_limits import MediaLimits, MediaTooLargeError, no_protocols, refuse_lists
+from producer.media_limits import MediaLimits, MediaTooLargeError, no_protocols, refuse_traps
 
 __all__ = ["MODALITIES", "Decoder", "MediaLimits", "MediaTooLargeError", "sample"]
 
@@ -91,6 +91,7 @@ class Decoder:
             return self._image.load_bytes(data)
 
     def _load_video(self, data: bytes) -> Any:
+        refuse_traps(data)
         with no_protocols():
             self._limits.check_video(data)
             video = self._video.load_bytes(data)
@@ -99,7 +100,7 @@ class Decoder:
         return video
 
     def _load_audio(self, data: bytes) -> Any:
-        refuse_lists(data)
+        refuse_traps(data)
         samples, rate_hz = self._audio.load_bytes(data)
         self._limits.check_samples(samples, rate_hz)
         return samples, rate_hz
@@ -116,7 +117,7 @@ def _bounded(loader: Any, limits: MediaLimits) -> Any:
                 return super().compute_frames_index_to_sample(source, target, **kwargs)
             except (ArithmeticError, RuntimeError):  # what vLLM's arithmetic makes of such numbers
                 raise ValueError(
-                    f"no frames can be taken of {source.total_frames_num} at {source.original_fps:g} a second"
+                    f"no frames can be taken of {max(0, source.total_frames_num)} at {source.original_fps:g} a second"
                 ) from None
 
         @classmethod

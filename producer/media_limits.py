@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import re
+import struct
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _OPENCV_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 _LISTS = (b"ffconcat version 1.0", b"#EXTM3U", b"\nc=IN IP", b"\rc=IN IP", b"urn:mpeg:dash:schema:mpd")
 """What FFmpeg takes for lists of other files, of addresses to fetch, or of sockets to open; anywhere, since tags may
 come first."""
+_EVEN_SAMPLES = re.compile(rb"\0\0\0[\x14-\x40]stsz.{4}(.{8})", re.DOTALL)
+"""The table in an MP4 for samples of one size, and that size and their number. It is 0 where sizes differ."""
 
 
 class MediaTooLargeError(ValueError):
@@ -95,26 +98,37 @@ class MediaLimits:
             raise MediaTooLargeError(f"its {num_pixels} pixels are coded in {num_scans} scans")
 
     def check_video(self, data: bytes) -> None:
-        """Raises ValueError for a list, MediaTooLargeError for too many frames. What cannot be read passes."""
-        refuse_lists(data)
+        """Raises MediaTooLargeError for a file that says it has too many frames. What cannot be read passes.
+
+        So does a number that is a lie, of more frames than bytes: vLLM counts for itself then.
+        """
         source: Any = io.BytesIO(data)
         capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, [])
         try:
-            if capture.isOpened():
-                self.check_frames(int(capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+            num_frames = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) if capture.isOpened() else 0
         finally:
             capture.release()
+        if num_frames <= len(data):
+            self.check_frames(num_frames)
 
 
-def refuse_lists(data: bytes) -> None:
-    """Raises ValueError for what would have FFmpeg read other files or use the network."""
+def refuse_traps(data: bytes) -> None:
+    """Raises ValueError for a video or sound over which FFmpeg does what it must not.
+
+    It reads other files and uses the network for lists of them, and takes 70 bytes for each sample in an MP4's table,
+    be there any or not.
+    """
     if data.startswith(b"c=IN IP") or any(mark in data for mark in _LISTS):
         raise ValueError("it is a list of other files or addresses, of which nothing is fetched")
+    for table in _EVEN_SAMPLES.finditer(data):
+        size, number = struct.unpack(">II", table[1])
+        if size * number > len(data):
+            raise ValueError(f"it says that it holds {number} samples of {size} bytes, more than it has")
 
 
 @contextlib.contextmanager
 def no_protocols() -> Iterator[None]:
-    """In the body, OpenCV opens nothing but what it is handed: the second line behind `refuse_lists`."""
+    """In the body, OpenCV opens nothing but what it is handed: the second line behind `refuse_traps`."""
     before = os.environ.get(_OPENCV_OPTIONS)
     os.environ[_OPENCV_OPTIONS] = "|".join(filter(None, (before, "protocol_whitelist;none")))
     try:

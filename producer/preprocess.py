@@ -17,8 +17,6 @@ from producer.worker_process import PoolClosedError, WorkerTimeoutError
 
 logger = logging.getLogger(__name__)
 
-_WORKER = "producer.preprocess_worker"
-
 
 class Preprocessor:
     """Owns the processes. All methods are for the event loop's thread."""
@@ -53,7 +51,7 @@ class Preprocessor:
             (model_config, dict(forms)),
             timeout_s=timeout_s,
             memory_bytes=memory_bytes,
-            preload=[_WORKER],
+            preload=preprocess_worker.modules(model_config),
         )
 
     @property

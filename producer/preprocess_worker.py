@@ -10,7 +10,7 @@ from vllm.config import ModelConfig
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from producer.core import ContentPart, DecodedForm, MediaItem
-from producer.decode import Decoder
+from producer.decode import Decoder, MediaTooLargeError
 from producer.stand_in import Processor, StandIns
 from producer.wire.contract import Reason
 from producer.worker_main import Message, MessageError, Work
@@ -67,7 +67,8 @@ class _Worker:
         except Exception as error:  # decoders raise what they like at hostile bytes; it is the file's fault
             if _is_out_of_memory(error):
                 raise
-            raise MediaError(_for_sender(f"the {item.modality} cannot be decoded", error)) from None
+            reason = Reason.MEDIA_TOO_LARGE if isinstance(error, MediaTooLargeError) else Reason.MEDIA_UNREADABLE
+            raise MediaError(_for_sender(f"the {item.modality} cannot be decoded", error), reason) from None
         try:
             processed = self._processor.process(item.modality, media)
         except ValueError as error:
@@ -92,6 +93,13 @@ class _Worker:
             "content_part": prepared.content_part,
         }
         return Message(fields=fields, frames=prepared.inputs)
+
+
+def modules(model_config: ModelConfig) -> list[str]:
+    """What a process imports. Imported once, before processes are forked, it makes a start a matter of milliseconds."""
+    from vllm.model_executor.model_loader import get_model_architecture
+
+    return [__name__, get_model_architecture(model_config)[0].__module__]
 
 
 def make(model_config: ModelConfig, forms: Mapping[str, str]) -> Work:
@@ -121,7 +129,9 @@ def prepared(answer: Message) -> Prepared:
     match answer.fields:
         case {"refused": (Reason.MEDIA_UNREADABLE | Reason.MEDIA_TOO_LARGE) as reason, "why": str(why)}:
             raise MediaError(why, Reason(reason))
-        case {"mm_hash": str(mm_hash), "num_rows": int(num_rows), "content_part": dict(content_part)}:
+        case {"mm_hash": str(mm_hash), "num_rows": int(num_rows), "content_part": dict(content_part)} if (
+            type(num_rows) is int and num_rows >= 0
+        ):
             return Prepared(mm_hash=mm_hash, num_rows=num_rows, content_part=content_part, inputs=answer.frames)
     raise MessageError("a preprocessing process gave an answer that is none")
 

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 4 << 20
 MAX_FRAMES = 4096
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
+"""Signals by which code ends itself; others come from outside."""
 _LENGTH = struct.Struct("!I")
 _PR_SET_PDEATHSIG = 1
 
@@ -108,6 +110,8 @@ def run(connection: socket.socket, make: Callable[..., Work], args: Sequence[Any
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it drains first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must not fill the disk, nor take the time to
     work = make(*args)
+    for number in CRASHES:
+        signal.signal(number, signal.SIG_DFL)  # libraries print a trace first, which takes seconds or hangs
     base_bytes = _data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (base_bytes + memory_bytes,) * 2)
     with contextlib.suppress(EOFError, ConnectionError):  # the pool has gone

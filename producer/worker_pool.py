@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from producer.worker_main import Message, Work
+from producer.worker_main import CRASHES, Message, Work
 from producer.worker_process import POLL_S, Launcher, PoolClosedError, Worker, WorkerLostError, WorkerTimeoutError
 
 logger = logging.getLogger(__name__)
@@ -24,8 +24,7 @@ _BACKOFF_S = (0.1, 0.5, 2.0, 5.0)
 _CLOSE_S = 5.0
 _DOWN_S = 8.0
 """Without a process for longer than this, the pool is down; the first one may take `start_timeout_s`."""
-_CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
-"""What code does to itself; other signals come from outside."""
+_CRASHES = {number.name for number in CRASHES}
 
 
 class WorkerDiedError(Exception):

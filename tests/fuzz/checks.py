@@ -1,19 +1,43 @@
 """What every target holds errors and results to."""
 
+import contextlib
 import re
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 MAX_MESSAGE = 400
 """Most characters of an error that a client is shown."""
 
 _PLACES = {str(Path(place)) for place in (sys.prefix, sys.base_prefix + "/lib", tempfile.gettempdir(), Path.cwd())}
-_LEAK = re.compile("|".join([r"(?<!\w)0x[0-9a-fA-F]{6,}", "object at ", "/proc/", *map(re.escape, sorted(_PLACES))]))
+_LEAK = re.compile("|".join([r"(?<!\w)0x[0-9a-fA-F]{11,}", "object at ", "/proc/", *map(re.escape, sorted(_PLACES))]))
 
 
 class Finding(AssertionError):
     """A target saw what must not be."""
+
+
+class OverTimeError(BaseException):
+    """An input took more than its time. No `except Exception` on the way hides it."""
+
+
+@contextlib.contextmanager
+def within(cpu_s: float) -> Iterator[None]:
+    """Raises OverTimeError when Python code in the body has the process spend more seconds. For the main thread."""
+
+    def end(*_: Any) -> None:
+        raise OverTimeError(f"an input takes more than {cpu_s} s")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def expect(condition: object, what: str) -> None:

@@ -18,25 +18,7 @@ from google.protobuf.message import DecodeError, Message
 AnyBytes = Callable[[bytes, int], bytes]
 Mutate = Callable[[bytes, int, random.Random, AnyBytes], bytes]
 
-_NUMBERS = (
-    0,
-    1,
-    -1,
-    2,
-    3,
-    127,
-    255,
-    256,
-    65535,
-    65536,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**32,
-    2**53,
-    2**63 - 1,
-    2**64 - 1,
-)
+_NUMBERS = (*range(4), *(2**bits - odd for bits in (7, 8, 16, 31, 32, 53, 63, 64) for odd in (0, 1)), -1)
 _ODD = (None, True, False, [], {}, "", "\ud800", "é\0", 1.5, -0.0, 1e308, float("nan"), float("inf"), *_NUMBERS)
 _DEPTHS = (1, 2, 50, *range(900, 1000, 7))
 

@@ -22,7 +22,7 @@ _START_S = 120
 _STARTED = re.compile(r"^#\d+\s+INITED cov: (\d+)", re.M)
 _STATUS = re.compile(r"^#\d+\s+\w+\s+cov: (\d+)", re.M)
 _DONE = re.compile(r"^Done (\d+) runs in", re.M)
-_SAVED = re.compile(r"Test unit written to (\S+)")
+_SAVED = re.compile(r"Test unit written to (\S*/(?:crash|timeout|oom)-\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,18 @@ def kept(name: str) -> list[Path]:
     return sorted((CORPUS_DIR / name).glob("*"))
 
 
-def fuzz(name: str, seconds: int, seeds: Iterable[bytes], *, module: str = "tests.fuzz.engine") -> Report:
-    """Runs a target for `seconds` from `seeds`; an input that is a finding ends it early and stays in FINDINGS_DIR."""
+def fuzz(
+    name: str, seconds: int, seeds: Iterable[bytes], *, module: str = "tests.fuzz.engine", wait_s: int = 0
+) -> Report:
+    """Runs a target for `seconds` from `seeds`; an input that is a finding ends it early and stays in FINDINGS_DIR.
+
+    Args:
+        name: the target.
+        seconds: how long.
+        seeds: inputs to begin with.
+        module: the process, for the tests of this one.
+        wait_s: seconds for one input, if not the target's.
+    """
     limits = TARGETS[name]
     findings = FINDINGS_DIR / name
     findings.mkdir(parents=True, exist_ok=True)
@@ -59,7 +69,7 @@ def fuzz(name: str, seconds: int, seeds: Iterable[bytes], *, module: str = "test
         before = {path.read_bytes() for path in Path(folder).iterdir()}
         flags = [
             f"-max_total_time={seconds}",
-            f"-timeout={limits.input_s}",
+            f"-timeout={wait_s or limits.wait_s}",
             f"-rss_limit_mb={limits.memory_mb}",
             f"-max_len={limits.max_bytes}",
             f"-artifact_prefix={findings}/",
@@ -92,7 +102,7 @@ def keep(name: str, new: Iterable[bytes]) -> int:
     with tempfile.TemporaryDirectory() as all_inputs, tempfile.TemporaryDirectory() as least:
         for number, data in enumerate([*fixed, *(path.read_bytes() for path in kept(name)), *new]):
             Path(all_inputs, f"{number:06}").write_bytes(data)
-        flags = ["-set_cover_merge=1", f"-max_len={MAX_ENTRY_BYTES}", f"-timeout={TARGETS[name].input_s}"]
+        flags = ["-set_cover_merge=1", f"-max_len={MAX_ENTRY_BYTES}", f"-timeout={TARGETS[name].wait_s}"]
         command = [sys.executable, "-m", "tests.fuzz.engine", name, *flags, least, all_inputs]
         output, status = _run(command, 10 * _START_S)
         if status:

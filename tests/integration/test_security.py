@@ -1,11 +1,15 @@
 """TLS, tokens and clients' shares over real gRPC on loopback, at a server that `serve` would listen with."""
 
 import asyncio
+import base64
+import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,16 +19,29 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 
 from consumer_shim.channel import PLAIN, ChannelSecurity, aio_channel
 from consumer_shim.client import CHANNEL_OPTIONS, AsyncProducer, ProducerError
+from consumer_shim.config import ShimConfig
+from consumer_shim.endpoints import CHAT, BodyEncoder
 from consumer_shim.fingerprint import FingerprintPin
+from consumer_shim.landing import Landing
+from consumer_shim.pull import Pull, PullState
+from consumer_shim.rewrite import RequestError, tickets_in
+from consumer_shim.tickets import PullTicket
 from producer.app import _listen
 from producer.config import ServeConfig
+from producer.encode_command import encode_files
+from producer.security import TLS_OPTIONS
+from producer.wire.block import HEADER_BYTES
 from producer.wire.contract import SERVICE_NAME, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
-from tests.integration.rig import FINGERPRINT, WAIT_S, Rig, bytes_of, eventually, image
+from tests.integration.rig import FINGERPRINT, SETTINGS, WAIT_S, Rig, bytes_of, eventually, image
 from tests.kit.certificates import Authority
 
 TOKEN, SECOND = "a" * 32, "b" * 32
+MODEL_CONFIG = SimpleNamespace(
+    allowed_local_media_path="", allowed_media_domains=None, multimodal_config=SimpleNamespace(**SETTINGS)
+)
+"""What the shim reads of vLLM's."""
 
 
 class Files:
@@ -57,6 +74,9 @@ class Files:
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
+
+    def count(self, folder: str) -> int:
+        return len(os.listdir(self.folder / folder))
 
     def config(self, *what: str) -> ServeConfig:
         """Of a server with TLS, "mtls" or "tokens"."""
@@ -179,7 +199,69 @@ async def test_a_server_without_tls_does_not_get_a_call(files: Files) -> None:
         assert await info(producer.address, files.security(token="token-a")) == "UNAVAILABLE"
 
 
+async def test_all_of_the_shim_over_mtls_and_tokens(files: Files) -> None:
+    """A request's image is encoded, and its embedding pulled, with nothing but the shim's settings."""
+    reach = files.security(cert="client", token="token-a")
+    async with rig(files.config("mtls", "tokens"), reach) as producer:
+        settings = {"producers": [producer.address], "transport": "grpc", "region_bytes": 1 << 20, **asdict(reach)}
+        for fingerprint, is_it in ((FINGERPRINT, True), ("e" * 64, False)):
+            config = ShimConfig.from_extra_config(settings | {"fingerprint": fingerprint})
+            image_url = {"url": f"data:image/png;base64,{base64.b64encode(b'photo').decode()}"}
+            parts = [{"type": "image_url", "image_url": image_url}]
+            body = json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()
+            encoder = BodyEncoder(config, "engine", MODEL_CONFIG)
+            if not is_it:
+                with pytest.raises(RequestError, match=f"expects fingerprint {fingerprint}"):
+                    await encoder.rewrite(CHAT, body)
+                continue
+            changed, _ = await encoder.rewrite(CHAT, body)
+            (ticket,) = tickets_in(json.loads(changed))
+            state, rows = await asyncio.to_thread(_pull, config, ticket)
+            assert (state, rows) == (PullState.READY, bytes_of(b"photo"))
+
+
+async def test_the_command_encodes_over_mtls_and_tokens(files: Files) -> None:
+    reach = files.security(cert="client", token="token-a")
+    files.write("photo.png", "photo")
+    photos = [files.folder / "photo.png"]
+    async with rig(files.config("mtls", "tokens"), reach) as producer:
+        assert await asyncio.to_thread(encode_files, photos, producer.address, files.folder / "out", WAIT_S, reach) == 0
+        assert await asyncio.to_thread(encode_files, photos, producer.address, None, WAIT_S, files.security()) == 1
+    assert files.count("out") == 1
+
+
+def _pull(config: ShimConfig, ticket: PullTicket) -> tuple[PullState, bytes]:
+    landing = Landing(config)
+    try:
+        pull = Pull(ticket, landing.store.reserve(ticket.key, ticket.shape.block_bytes), time.monotonic() + WAIT_S)
+        landing.start(pull)
+        while not pull.is_over:
+            time.sleep(0.01)
+        start = pull.block.offset + HEADER_BYTES
+        return pull.state, bytes(landing.region.view[start : start + ticket.shape.payload_bytes])
+    finally:
+        landing.close()
+
+
 # Files that change
+
+
+async def test_connections_are_renewed(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whose certificate holds no more is out after a while. The call under way goes on."""
+    assert TLS_OPTIONS == (("grpc.max_connection_age_ms", 3_600_000),)
+    monkeypatch.setattr("producer.security.TLS_OPTIONS", (("grpc.max_connection_age_ms", 200),))
+    client = files.security(cert="client")
+    async with rig(files.config("mtls"), client) as producer:
+        call = await producer.begin_step(b"old")
+        files.strangers.write(files.folder, "clients-ca")
+        for _ in range(int(WAIT_S / 0.05)):
+            if await outcome_of(producer.stub.GetModelInfo(pb.GetModelInfoRequest())) == "UNAVAILABLE":
+                break
+            await asyncio.sleep(0.05)
+        else:
+            raise AssertionError("the old connection is never renewed")
+        producer.device.gate.set()
+        assert (await call).outcomes[0].ticket.num_rows == 3
 
 
 async def test_new_certificates_are_for_new_connections(files: Files) -> None:
@@ -277,7 +359,7 @@ async def test_without_a_token_only_health_answers(files: Files, tls: str) -> No
                 bare.Acquire(pb.AcquireRequest()),
                 bare.Release(pb.ReleaseRequest()),
                 bare.Fetch(pb.FetchRequest()).read(),
-                bare.EncodeStream().read(),
+                bare.EncodeStream(timeout=WAIT_S).read(),
                 _reflect(channel),
                 bare.GetModelInfo(pb.GetModelInfoRequest(), metadata=[("authorization", f"Bearer {'c' * 32}")]),
             ]

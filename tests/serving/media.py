@@ -5,12 +5,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 from consumer_shim.client import ProducerError
 from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
+from tests.kit.hostile import ACCEPTED, Case
 from tests.kit.hostile.bad_pictures import bad_pictures
-from tests.kit.hostile.case import ACCEPTED, Case
 from tests.kit.hostile.films import films
 from tests.kit.hostile.pictures import odd_pictures
 from tests.serving.faults import workers
@@ -32,7 +33,7 @@ def _files(service: Service, record: Record, scale: float, cases: Callable[[], I
         while group := list(islice(chosen, AT_ONCE)):
             calls = [(case, service.clients[0].stub.Encode.future(_request(case), timeout=FILE_S)) for case in group]
             for case, call in calls:
-                _judge(service, record, case, call.result(FILE_S + CALL_S).outcomes[0])
+                _judge(service, record, case, call)
             if record.tried % 40 < AT_ONCE:
                 service.check_works(record)
     service.check_works(record)
@@ -43,8 +44,12 @@ def _request(case: Case) -> pb.EncodeRequest:
     return pb.EncodeRequest(items=[pb.MediaItem(modality=modality_number(case.modality), data=case.data)])
 
 
-def _judge(service: Service, record: Record, case: Case, outcome: pb.ItemOutcome) -> None:
+def _judge(service: Service, record: Record, case: Case, call: Any) -> None:
     record.tried += 1
+    if call.exception(FILE_S + CALL_S) is not None:
+        record.hangs(f"{case.name}: {call.code().name} after {FILE_S:.0f} s")
+        return
+    (outcome,) = call.result().outcomes
     if outcome.HasField("ticket"):
         record.ended("OK")
         record.expect(case.outcome == ACCEPTED, f"{case.name} was encoded, expected {case.outcome}")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 from consumer_shim.tickets import PullTicket
@@ -46,9 +47,10 @@ class Tickets:
     def __init__(self) -> None:
         self._number = 0
 
-    def put(self, producer: ProducerProcess) -> PullTicket:
+    def put(self, producer: ProducerProcess, *num_rows: int) -> PullTicket:
+        """One of so many rows; what killed consumers leave pinned must not fill the pool."""
         self._number += 1
-        return producer.put(f"{self._number:064x}", random.choice(NUM_ROWS))
+        return producer.put(f"{self._number:064x}", random.choice(num_rows or NUM_ROWS))
 
 
 def rows_digest(ticket: PullTicket) -> str:
@@ -168,6 +170,7 @@ class Consumers:
             [sys.executable, "-m", "tests.serving.staged", transport],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # what is buffered, `select` does not see
             env=os.environ | {MARK: MARK_VALUE},
         )
 
@@ -185,15 +188,24 @@ class Consumers:
         """Starts a pull in a child; its process id."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([asdict(ticket), stage, timeout_s]).encode() + b"\n")
-        self._process.stdin.flush()
-        return int(self.heard(BOUND_S)[1])
+        pid, *_ = self._line(BOUND_S)
+        return int(pid)
 
-    def heard(self, timeout_s: float) -> list[Any]:
+    def heard(self, pid: int, timeout_s: float) -> list[str]:
         """The child's next words; ["end", "HUNG", "", ""] where it says nothing."""
+        heard, *words = self._line(timeout_s) or [pid, "end", "HUNG", "", ""]
+        assert heard == pid, f"{heard} speaks, {pid} was expected to"
+        return words
+
+    def _line(self, timeout_s: float) -> list[Any]:
         assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-        words: list[Any] = json.loads(self._process.stdout.readline()) if readable else ["end", "HUNG", "", ""]
+        words: list[Any] = json.loads(self._process.stdout.readline()) if readable else []
         return words
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "T"
 
 
 def consumer_faults(record: Record, transport: str, times: int) -> None:
@@ -203,10 +215,11 @@ def consumer_faults(record: Record, transport: str, times: int) -> None:
         usage = Usage.of(producer.pid)
         for number, stage in enumerate(islice(cycle(STAGES), times)):
             usage = Usage.of(producer.pid) if number == times // 2 else usage
-            ticket = tickets.put(producer)
+            ticket = tickets.put(producer, min(NUM_ROWS))
             pid = consumers.begin(ticket, stage, PULL_S)
-            heard = consumers.heard(BOUND_S)
+            heard = consumers.heard(pid, BOUND_S)
             if heard[0] == "stage":
+                wait_for(lambda pid=pid: is_stopped(pid), SLACK_S, 0.005)
                 time.sleep(random.uniform(0, 0.05))
                 if random.random() < KILLED:
                     send(signal.SIGKILL, pid)
@@ -214,7 +227,7 @@ def consumer_faults(record: Record, transport: str, times: int) -> None:
                     record.ended("KILLED")
                     continue
                 send(signal.SIGCONT, pid)
-                heard = consumers.heard(PULL_S + SLACK_S)
+                heard = consumers.heard(pid, PULL_S + 2 * SLACK_S)
             judge(record, rows_digest(ticket), *heard[1:])
             if heard[1] == "HUNG":
                 send(signal.SIGKILL, pid)
@@ -225,6 +238,6 @@ def consumer_faults(record: Record, transport: str, times: int) -> None:
 FAULTS: tuple[tuple[Callable[[Record, str, int], None], dict[str, int]], ...] = (
     (producer_freezes, {"grpc": 280, "nixl": 240, "mooncake": 240}),
     (producer_kills, {"grpc": 8, "nixl": 8, "mooncake": 8}),
-    (consumer_faults, {"grpc": 200, "nixl": 12, "mooncake": 12}),
+    (consumer_faults, {"grpc": 200, "nixl": 16, "mooncake": 16}),
 )
 """How often each at scale 1: a thousand in all, and more of what costs less."""

@@ -2,8 +2,9 @@
 
     python -m tests.serving.staged TRANSPORT
 
-The process takes a JSON list a line, [ticket, stage, seconds], and forks a child for each. The child prints its process
-id, pulls, prints the stage when it is there and stops itself (SIGSTOP); once it goes on, it prints how the pull ended.
+The process takes a JSON list a line, [ticket, stage, seconds], and forks a child for each. The child says that it is
+there, pulls, says when it is at the stage and stops itself (SIGSTOP); once it goes on, it says how the pull ended. What
+it says are JSON lists, its process id first.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ class StagedConsumer(Consumer):
 
     def _before_read(self) -> None:
         self.at("before read")
-        threading.Timer(random.uniform(0, READING_S), self.at, ["reading"]).start()
+        threading.Timer(random.uniform(0, READING_S), lambda: self.at("reading")).start()
 
     def _producer(self, address: str) -> Producer:
         return self.producers.setdefault(address, _StagedProducer(address, self))
@@ -92,19 +93,26 @@ def digest(rows: bytes) -> str:
     return hashlib.sha256(rows).hexdigest()
 
 
-def _say(*words: str | int) -> None:
-    os.write(1, json.dumps(words).encode() + b"\n")
+def _say(*words: str) -> None:
+    os.write(1, json.dumps([os.getpid(), *words]).encode() + b"\n")
 
 
 def _child(transport: str, ticket: PullTicket, stage: str, timeout_s: float) -> None:
-    _say("pid", os.getpid())
+    _say("pid")
+    lock = threading.Lock()
+    over = False
 
     def stand_still() -> None:
-        _say("stage", stage)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        with lock:
+            if not over:
+                _say("stage", stage)
+                os.kill(os.getpid(), signal.SIGSTOP)
 
     with StagedConsumer(transport) as consumer:
-        _say("end", *ending(consumer, consumer.run(ticket, timeout_s, stage, stand_still)))
+        words = ending(consumer, consumer.run(ticket, timeout_s, stage, stand_still))
+        with lock:
+            over = True  # a read may have ended before it was to stand still
+        _say("end", *words)
 
 
 def main(transport: str) -> None:

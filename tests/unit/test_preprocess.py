@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import multiprocessing
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ import pytest
 from PIL import Image
 
 from producer.core import MediaItem, PreparedItem
-from producer.errors import InternalError, InvalidItemError
+from producer.errors import InternalError, InvalidItemError, ServiceError, UnavailableError
 from producer.preprocess import Preprocessor
 from producer.wire.contract import Reason
 from tests.kit.clips import videos
@@ -40,8 +39,18 @@ def model_config() -> Any:
 
 @pytest.fixture(scope="module")
 def preprocessor(model_config: Any) -> Iterator[Preprocessor]:
-    """One process; starting it takes seconds."""
+    """One process, with little memory; starting it takes seconds."""
+    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, memory_bytes=256 << 20)
+    preprocessor.start()
+    yield preprocessor
+    preprocessor.close()
+
+
+@pytest.fixture(scope="module")
+def roomy(model_config: Any) -> Iterator[Preprocessor]:
+    """One process, with enough memory for `SLOW`."""
     preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS)
+    preprocessor.start()
     yield preprocessor
     preprocessor.close()
 
@@ -56,8 +65,19 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (112, 112), kind: str = "
     return file.getvalue()
 
 
-def workers() -> list[Any]:
-    return multiprocessing.active_children()
+BOMB = picture("1", (9_900, 9_900))
+"""Just small enough for the decoder: a few KB that become 300 MB."""
+SLOW = picture("1", (6_000, 6_000))
+"""Takes half a second at least."""
+
+
+async def ready(preprocessor: Preprocessor, *, but: set[int] | None = None) -> int:
+    """Process id of the process that is ready, once it is none of `but`."""
+    for _ in range(int(WAIT_S * 100)):
+        if pids := preprocessor.pids - (but or set()):
+            return pids.pop()
+        await asyncio.sleep(0.01)
+    raise AssertionError("no process is ready")
 
 
 # Pictures
@@ -195,46 +215,87 @@ async def test_too_many_rows_are_refused(preprocessor: Preprocessor) -> None:
 
 async def test_bad_files_leave_the_process_running(preprocessor: Preprocessor) -> None:
     await prepare(preprocessor, GOOD)
-    before = {process.pid for process in workers()}
+    before = preprocessor.pids
     for data in BAD_FILES.values():
         with pytest.raises(InvalidItemError):
             await prepare(preprocessor, data)
-    assert {process.pid for process in workers()} == before
+    assert preprocessor.pids == before
 
 
 # Processes that die
 
 
-async def test_a_file_in_hand_is_tried_again_when_its_process_dies(preprocessor: Preprocessor) -> None:
-    await prepare(preprocessor, GOOD)
-    (worker,) = workers()
-    os.kill(worker.pid, signal.SIGSTOP)  # so that it has the file and does not finish it
-    waiting = asyncio.create_task(prepare(preprocessor, GOOD))
-    await asyncio.sleep(0)
-    worker.kill()
-    assert (await asyncio.wait_for(waiting, WAIT_S)).num_rows == GOOD_ROWS
-    assert worker.pid not in {process.pid for process in workers()}
+async def outcome_of_deaths(preprocessor: Preprocessor, *numbers: signal.Signals) -> ServiceError | PreparedItem:
+    """What becomes of a file whose processes get these signals, one after the other, while they decode it."""
+    seen: set[int] = set()
+    waiting = asyncio.create_task(prepare(preprocessor, SLOW))
+    for number in numbers:
+        pid = await ready(preprocessor, but=seen)
+        await asyncio.sleep(0.05)  # it takes the file as soon as it is ready
+        seen.add(pid)
+        os.kill(pid, number)
+    try:
+        return await asyncio.wait_for(waiting, WAIT_S)
+    except ServiceError as error:
+        return error
 
 
-async def test_an_idle_process_that_dies_is_replaced(preprocessor: Preprocessor) -> None:
-    await prepare(preprocessor, GOOD)
-    (worker,) = workers()
-    worker.kill()
-    worker.join(WAIT_S)
-    assert (await asyncio.wait_for(prepare(preprocessor, GOOD), WAIT_S)).num_rows == GOOD_ROWS
+async def test_a_file_that_crashes_its_decoder_is_refused(roomy: Preprocessor) -> None:
+    error = await outcome_of_deaths(roomy, signal.SIGSEGV, signal.SIGABRT)
+    assert isinstance(error, InvalidItemError)
+    assert error.reason is Reason.MEDIA_CRASHES_DECODER
+    assert str(error) == "the process that decoded this image died, twice; the file is refused"
+    assert (await prepare(roomy, GOOD)).num_rows == GOOD_ROWS
 
 
-async def test_a_file_that_kills_every_process_is_refused_and_the_next_is_fine(preprocessor: Preprocessor) -> None:
-    await prepare(preprocessor, GOOD)
-    waiting = asyncio.create_task(prepare(preprocessor, GOOD))
-    while not waiting.done():
-        for worker in workers():
-            worker.kill()
-        await asyncio.sleep(0.01)
-    with pytest.raises(InternalError, match="the process that preprocessed this item died") as caught:
-        await waiting
-    assert caught.value.reason is Reason.WORKER_DIED
-    assert (await asyncio.wait_for(prepare(preprocessor, GOOD), WAIT_S)).num_rows == GOOD_ROWS
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_a_file_whose_process_dies_once_is_tried_again(roomy: Preprocessor, number: signal.Signals) -> None:
+    error = await outcome_of_deaths(roomy, number)
+    assert str(error) == "the image needs 64 rows; at most 60 are allowed"  # it was decoded
+
+
+async def test_a_file_whose_processes_are_killed_is_not_at_fault(roomy: Preprocessor) -> None:
+    error = await outcome_of_deaths(roomy, signal.SIGKILL, signal.SIGKILL)
+    assert isinstance(error, InternalError)
+    assert error.reason is Reason.WORKER_DIED
+    assert (await prepare(roomy, GOOD)).num_rows == GOOD_ROWS
+
+
+async def test_a_stopped_process_is_replaced(roomy: Preprocessor) -> None:
+    stopped = await ready(roomy)
+    os.kill(stopped, signal.SIGSTOP)
+    assert (await asyncio.wait_for(prepare(roomy, GOOD), WAIT_S)).num_rows == GOOD_ROWS
+    assert stopped not in roomy.pids
+    assert roomy.down_reason() is None
+
+
+async def test_an_idle_process_that_dies_is_replaced(roomy: Preprocessor) -> None:
+    dead = await ready(roomy)
+    os.kill(dead, signal.SIGSEGV)
+    await ready(roomy, but={dead})
+    assert (await asyncio.wait_for(prepare(roomy, GOOD), WAIT_S)).num_rows == GOOD_ROWS
+
+
+# Time and memory
+
+
+async def test_a_file_that_takes_too_long_is_refused(model_config: Any) -> None:
+    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, timeout_s=0.1)
+    try:
+        with pytest.raises(InvalidItemError, match=r"the image took more than 0\.1 s to decode") as caught:
+            await asyncio.wait_for(prepare(preprocessor, SLOW), WAIT_S)
+    finally:
+        preprocessor.close()
+    assert caught.value.reason is Reason.MEDIA_TOO_SLOW
+
+
+async def test_a_file_that_takes_too_much_memory_is_refused_and_the_process_goes_on(preprocessor: Preprocessor) -> None:
+    before = await ready(preprocessor)
+    with pytest.raises(InvalidItemError, match=r"the image takes more memory .* than is allowed") as caught:
+        await prepare(preprocessor, BOMB)
+    assert caught.value.reason is Reason.MEDIA_TOO_LARGE
+    assert (await prepare(preprocessor, GOOD)).num_rows == GOOD_ROWS
+    assert preprocessor.pids == {before}
 
 
 # The end
@@ -243,5 +304,13 @@ async def test_a_file_that_kills_every_process_is_refused_and_the_next_is_fine(p
 async def test_a_closed_pool_is_an_error_not_a_hang(model_config: Any) -> None:
     preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS)
     preprocessor.close()
-    with pytest.raises(InternalError):
+    with pytest.raises(UnavailableError) as caught:
         await asyncio.wait_for(prepare(preprocessor, GOOD), WAIT_S)
+    assert caught.value.reason is Reason.SHUTTING_DOWN
+
+
+async def test_a_pool_that_is_down_says_so_at_once(model_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS)
+    monkeypatch.setattr(preprocessor, "down_reason", lambda: "no worker has been ready for 9 s")
+    with pytest.raises(UnavailableError, match="preprocessing is down: no worker has been ready for 9 s"):
+        await prepare(preprocessor, GOOD)

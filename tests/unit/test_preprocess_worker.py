@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from producer.admission import _check_decoded
 from producer.core import MediaItem
 from producer.errors import InvalidItemError
+from producer.item_checks import _check_decoded
+from producer.wire.contract import Reason
+from producer.worker_main import Message, MessageError, receive, send
 from tests.kit.clips import sounds
 from tests.kit.photos import photos
 from tests.unit.models import decoded_item, file_item, model_config, unsaved
@@ -116,3 +118,116 @@ def test_a_video_of_every_rate_is_seen(worker: Callable[[str], Worker], rate_hz:
         prepared = worker(family).prepare(video(rate_hz))
         assert prepared.num_rows == 2 * prepared.content_part["video_embeds"]["video_grid_thw"][1] * 6 / 4
         json.dumps(prepared.content_part, allow_nan=False)
+
+
+# What a file takes
+
+
+def _failing(worker: Worker, error: BaseException, monkeypatch: pytest.MonkeyPatch, *, stage: str) -> MediaItem:
+    def fail(*_: Any) -> None:
+        raise ValueError("the processor failed") from error
+
+    monkeypatch.setattr(
+        *{"decode": (worker._decoder, "decode"), "process": (worker._processor, "process")}[stage], fail
+    )
+    return file_item(photos()["rocket.jpg"])
+
+
+@pytest.mark.parametrize("stage", ["decode", "process"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 400 bytes"),
+        Exception("OpenCV: error: (-4:Insufficient memory) Failed to allocate 432000000 bytes"),
+    ],
+    ids=["Python and NumPy", "PyTorch", "OpenCV"],
+)
+def test_a_lack_of_memory_is_seen_in_what_a_library_made_of_it(
+    worker: Callable[[str], Worker], error: Exception, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from producer.preprocess_worker import MediaError
+
+    one = worker("qwen2_5_vl")
+    item = _failing(one, error, monkeypatch, stage=stage)
+    with pytest.raises(MediaError, match=r"^the image takes more memory to decode and preprocess than") as caught:
+        one.prepare(item)
+    assert caught.value.reason is Reason.MEDIA_TOO_LARGE
+
+
+def test_other_failures_are_not_a_lack_of_memory(
+    worker: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from producer.preprocess_worker import MediaError
+
+    one = worker("qwen2_5_vl")
+    item = _failing(one, KeyError("memory"), monkeypatch, stage="process")
+    with pytest.raises(MediaError, match=r"^the model's processor refuses this image: the processor failed") as caught:
+        one.prepare(item)
+    assert caught.value.reason is Reason.MEDIA_UNREADABLE
+
+
+# What goes to a process, and comes back
+
+
+@pytest.mark.parametrize("item", [file_item(photos()["rocket.jpg"]), video(0.1), sound(16000.0)], ids=type)
+def test_an_item_arrives_as_it_was_sent(item: MediaItem) -> None:
+    from producer.preprocess_worker import _item, request
+
+    wire = bytearray()
+    send(request(item), wire.extend)
+    assert _item(receive(_reader(wire), 1 << 30)) == item
+
+
+def test_an_answer_arrives_as_it_was_made(worker: Callable[[str], Worker]) -> None:
+    from producer.preprocess_worker import prepared, request
+
+    one, item, wire = worker("qwen2_5_vl"), file_item(photos()["rocket.jpg"]), bytearray()
+    send(one.answer(request(item)), wire.extend)
+    came, made = prepared(receive(_reader(wire), 1 << 30)), one.prepare(item)
+    assert (came.mm_hash, came.num_rows, came.content_part) == (made.mm_hash, made.num_rows, made.content_part)
+    assert came.inputs == [bytearray(frame) for frame in made.inputs]
+
+
+def _reader(wire: bytearray) -> Callable[[bytearray], None]:
+    file = io.BytesIO(wire)
+
+    def fill(buffer: bytearray) -> None:
+        assert file.readinto(buffer) == len(buffer)
+
+    return fill
+
+
+GOOD = {"mm_hash": "ab", "num_rows": 1, "content_part": {}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        GOOD | {"mm_hash": None},
+        GOOD | {"num_rows": "1"},
+        GOOD | {"num_rows": -1},
+        GOOD | {"num_rows": True},
+        GOOD | {"content_part": []},
+        {"refused": "SHUTTING_DOWN", "why": "?"},
+        {"refused": "MEDIA_UNREADABLE", "why": 1},
+        {"refused": []},
+    ],
+    ids=str,
+)
+def test_what_is_no_answer_is_not_believed(fields: dict[str, Any]) -> None:
+    from producer.preprocess_worker import prepared
+
+    prepared(Message(fields=GOOD))
+    with pytest.raises(MessageError):
+        prepared(Message(fields=fields))
+
+
+@pytest.mark.parametrize("reason", [Reason.MEDIA_UNREADABLE, Reason.MEDIA_TOO_LARGE])
+def test_a_refusal_is_its_files_error(reason: Reason) -> None:
+    from producer.preprocess_worker import MediaError, prepared
+
+    with pytest.raises(MediaError, match=r"^why$") as caught:
+        prepared(Message(fields={"refused": reason.value, "why": "why"}))
+    assert caught.value.reason is reason

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.fuzz.checks import within
 from tests.fuzz.mutate import Mutate
 
 
@@ -16,14 +17,23 @@ class Target:
     instrumented: tuple[str, ...] = ("producer", "consumer_shim")
     """Packages whose coverage guides."""
     max_bytes: int = 4096
-    input_s: int = 5
-    """Seconds for one input; more is a finding."""
+    cpu_s: int = 5
+    """Seconds that the process may spend on one input; more is a finding."""
+    wait_s: int = 60
+    """Seconds for one input by the clock, for what hangs outside of Python or waits; more is a finding."""
     memory_mb: int = 1024
     """Memory of the process; more is a finding."""
 
     def load(self) -> tuple[Callable[[bytes], None], Mutate]:
+        """The target, set up and with its bound of time, and its mutation."""
         module: Any = importlib.import_module(f"tests.fuzz.targets.{self.name}")
-        return module.target, module.mutate
+        module.target(b"")
+
+        def run(data: bytes) -> None:
+            with within(self.cpu_s):
+                module.target(data)
+
+        return run, module.mutate
 
     def seeds(self) -> dict[str, bytes]:
         """Small valid inputs by name."""
@@ -41,6 +51,6 @@ TARGETS = {
         Target("side_channel"),
         Target("transports"),
         Target("settings"),
-        Target("media", ("producer", "PIL", "vllm.multimodal"), input_s=20, memory_mb=4096),
+        Target("media", ("producer", "PIL", "vllm.multimodal"), cpu_s=10, memory_mb=4096),
     )
 }

@@ -88,7 +88,7 @@ def _answers(data: bytes) -> None:
 
 
 def _place(data: bytes) -> None:
-    """Where a producer says that its memory is; SELF stands for this host, namespace and user, FD for a region of ours."""
+    """Where a producer says that its memory is; SELF stands for this host and user, FD for a region of ours."""
     place = data.decode(errors="replace")
     _, theirs = _regions()
     inode = os.fstat(theirs.fd).st_ino

@@ -121,7 +121,6 @@ def _formats() -> Iterable[tuple[str, bytes]]:
         "GIF",
         "ICNS",
         "ICO",
-        "IM",
         "JPEG2000",
         "PCX",
         "PPM",

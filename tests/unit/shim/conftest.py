@@ -1,8 +1,9 @@
 """What the shim's tests share: a web server with files, which vLLM's own connector fetches from."""
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -10,6 +11,15 @@ from vllm.connections import global_http_connection
 
 from consumer_shim import budget
 from consumer_shim.budget import RetryBudget
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Waits until `condition` holds."""
+    for _ in range(20_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came")
 
 
 @pytest.fixture(autouse=True)

@@ -74,6 +74,12 @@ def test_a_call_without_words() -> None:
     assert str(ProducerError.from_call(FailedCall((), None))) == "RESOURCE_EXHAUSTED"
 
 
+def test_a_call_that_the_producer_cancelled() -> None:
+    call = FailedCall((), None)
+    call.code = lambda: grpc.StatusCode.CANCELLED
+    assert described(ProducerError.from_call(call)) == (grpc.StatusCode.UNAVAILABLE, "", "CANCELLED", 0.0)
+
+
 def test_an_unknown_code() -> None:
     assert ProducerError.from_status(status(code=999)).code is grpc.StatusCode.UNKNOWN
 
@@ -105,7 +111,7 @@ KINDS: list[tuple[grpc.StatusCode, str, dict[str, bool]]] = [
     (FULL, "SOMETHING_NEW", {}),
     (LATE, "", {"is_silence": True, "is_for_others": True}),
     (LATE, "DEADLINE_UNMEETABLE", {"is_for_others": True}),
-    (LATE, "DEADLINE_EXCEEDED", {}),
+    (LATE, "DEADLINE_EXCEEDED", {"is_silence": True, "is_for_others": True}),
     (grpc.StatusCode.INTERNAL, "WORKER_DIED", {}),
     (grpc.StatusCode.INVALID_ARGUMENT, "MEDIA_UNREADABLE", {}),
     (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", {}),

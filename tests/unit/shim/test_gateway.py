@@ -23,6 +23,7 @@ from consumer_shim.rewrite import RequestError
 from consumer_shim.tickets import from_params
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.unit.conftest import Clock
+from tests.unit.shim.conftest import eventually
 from tests.unit.shim.test_rewrite import audio, chat, embeds, image, input_audio, json_values, text, ticket, video
 
 TIMEOUT_S = 7.0
@@ -386,8 +387,7 @@ async def test_calls_of_one_request_are_made_at_once() -> None:
     for one in producers:
         one.gate = gate
     task = asyncio.create_task(encode(chat([image(b"%d" % number) for number in range(12)]), producers))
-    while not all(one.calls for one in producers):
-        await asyncio.sleep(0)
+    await eventually(lambda: all(one.calls for one in producers))
     gate.set()
     assert len(await task) == 12
 
@@ -451,20 +451,40 @@ async def test_an_item_that_is_bad_wins_over_one_without_room() -> None:
     assert producers[1].calls == []
 
 
-async def test_one_that_fails_for_good_ends_the_others() -> None:
-    """Their leases are released where they were given, calls under way are cancelled."""
-    producers = encoders(3)
-    done, bad, slow = (files_of(producers, one, 1)[0] for one in producers)
-    producers[1].gate, producers[2].gate = asyncio.Event(), asyncio.Event()
+async def test_one_that_fails_for_good_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are released where they were given; calls under way may end soon, as their tickets would be lost."""
+    monkeypatch.setattr(dispatch, "_GRACE_S", 0.5)
+    producers = encoders(4)
+    done, bad, soon, never = (files_of(producers, one, 1)[0] for one in producers)
+    for one in producers[1:]:
+        one.gate = asyncio.Event()
     producers[1].errors = {bad: BAD}
-    body = chat([image(done), image(bad), image(slow)])
+    body = chat([image(done), image(bad), image(soon), image(never)])
     task = asyncio.create_task(refusal(body, producers))
-    while not all(one.calls for one in producers):
-        await asyncio.sleep(0)
+    await eventually(lambda: all(one.calls for one in producers))
+    assert producers[1].gate is not None
     producers[1].gate.set()
-    assert str(await task) == "image 2 of 3: no image"
-    assert [one.released for one in producers] == [leases(done), [], []]
-    assert [one.num_cancelled for one in producers] == [0, 0, 1]
+    await asyncio.sleep(0.01)
+    assert producers[2].gate is not None
+    producers[2].gate.set()
+    assert str(await task) == "image 2 of 4: no image"
+    assert [one.released for one in producers] == [leases(done), [], leases(soon), []]
+    assert [one.num_cancelled for one in producers] == [0, 0, 0, 1]
+
+
+async def test_nothing_is_sent_on_for_a_request_that_failed() -> None:
+    producers = encoders(3)
+    bad, full = (files_of(producers, one, 1)[0] for one in producers[:2])
+    producers[0].errors = {bad: BAD}
+    producers[1].errors = {full: FULL}
+    producers[1].gate = asyncio.Event()
+    task = asyncio.create_task(refusal(chat([image(bad), image(full)]), producers))
+    await eventually(lambda: all(one.calls for one in producers[:2]))
+    await asyncio.sleep(0.01)
+    producers[1].gate.set()
+    assert str(await task) == "image 1 of 2: no image"
+    assert producers[2].calls == []
+    assert len(producers[0].calls) == 1
 
 
 async def test_who_leaves_takes_all_of_it_along() -> None:
@@ -474,8 +494,7 @@ async def test_who_leaves_takes_all_of_it_along() -> None:
     body = chat([image(done), image(slow)])
     before = copy.deepcopy(body)
     task = asyncio.create_task(encode(body, producers))
-    while not producers[1].calls:
-        await asyncio.sleep(0)
+    await eventually(lambda: producers[1].calls)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -493,8 +512,7 @@ async def test_who_leaves_during_a_probe_leaves_it_to_the_next() -> None:
     now.now_s += 2.0
     first.gate = asyncio.Event()
     task = asyncio.create_task(encode(chat([image(b"1")]), producers))
-    while first.health.is_open:
-        await asyncio.sleep(0)
+    await eventually(lambda: not first.health.is_open)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

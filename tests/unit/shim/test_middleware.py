@@ -28,7 +28,7 @@ from producer.wire.contract import ERROR_DOMAIN, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer, add_EncoderCacheServicer_to_server
 from tests.kit.ports import free_port
-from tests.unit.shim.conftest import FileServer
+from tests.unit.shim.conftest import FileServer, eventually
 
 BOUND_S = 20.0
 PATH = "/v1/chat/completions"
@@ -394,8 +394,7 @@ async def test_what_else_comes_meanwhile_is_kept(encoder: Encoder) -> None:
     exchange = asyncio.create_task(leaving.run())
     await asyncio.wait_for(leaving.begun.wait(), BOUND_S)
     leaving.messages.put_nowait(other)
-    while not leaving.messages.empty():
-        await asyncio.sleep(0)
+    await eventually(lambda: leaving.messages.empty())
     leaving.let_go.set()
     leaving.messages.put_nowait({"type": "http.disconnect"})
     await exchange
@@ -409,8 +408,7 @@ async def test_who_leaves_when_all_is_encoded_is_told_to_the_app(encoder: Encode
     exchange = asyncio.create_task(leaving.run())
     await asyncio.wait_for(leaving.begun.wait(), BOUND_S)
     leaving.let_go.set()
-    while not leaving.got:
-        await asyncio.sleep(0)
+    await eventually(lambda: leaving.got)
     leaving.messages.put_nowait({"type": "http.disconnect"})
     await exchange
     assert [message["type"] for message in leaving.got] == ["http.request", "http.disconnect"]
