@@ -74,6 +74,8 @@ class Decoder:
         if item.decoded is None:
             try:
                 return self._load[item.modality](item.data)
+            except (MediaTooLargeError, MemoryError):
+                raise
             except Exception as error:  # decoders raise what they like at hostile bytes
                 raise _plain(error) from error
         shape, rate_hz = item.decoded.shape, item.decoded.rate_hz
@@ -128,10 +130,8 @@ def _bounded(loader: Any, limits: MediaLimits) -> Any:
     return Bounded
 
 
-def _plain(error: Exception) -> Exception:
+def _plain(error: Exception) -> ValueError:
     """The error with a sentence for the file's sender."""
-    if isinstance(error, MediaTooLargeError | MemoryError):
-        return error
     text = str(error)
     has_sentence = isinstance(error, ValueError | OSError | SyntaxError) or hasattr(error, "error_string")  # libsndfile
     if not has_sentence:

@@ -58,7 +58,7 @@ class MediaLimits:
         """Raises MediaTooLargeError for so many frames that are to be taken of a video."""
         if num_frames * width * height > self.max_video_pixels:
             raise MediaTooLargeError(
-                f"{num_frames} frames of {width}x{height} pixels are taken of it;"
+                f"{num_frames} frames of {width} by {height} pixels are taken of it;"
                 f" at most {self.max_video_pixels} pixels are allowed"
             )
 

@@ -17,6 +17,7 @@ from producer.worker_main import Message, MessageError, Work
 
 _OUT_OF_MEMORY = re.compile("allocate memory|insufficient memory|out of memory|bad_alloc|enough memory", re.IGNORECASE)
 """What libraries say that have errors of their own for it."""
+_MAX_CAUSES = 16
 _ADDRESS = re.compile(r"\s*<[^>]* at 0x[0-9a-fA-F]+>|\s*0x[0-9a-fA-F]{6,}|(?<!\w)/[\w./-]+")
 
 
@@ -146,10 +147,10 @@ def _item(message: Message) -> MediaItem:
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
     """Whether memory was what `error`, or what it came of, lacked."""
-    while error is not None:
+    for _ in range(_MAX_CAUSES):  # a chain of causes may be a ring
         if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
             return True
-        error = error.__cause__ or error.__context__
+        error = error and (error.__cause__ or error.__context__)
     return False
 
 

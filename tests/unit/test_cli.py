@@ -86,6 +86,8 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "--max-batch-rows": "11",
         "--max-batch-items": "12",
         "--preprocess-workers": "13",
+        "--preprocess-timeout-s": "131",
+        "--preprocess-memory-bytes": "132MiB",
         "--drain-s": "14",
     }
     arguments = [part for flag in flags.items() for part in flag]
@@ -128,6 +130,8 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "max_batch_rows": 11,
         "max_batch_items": 12,
         "preprocess_workers": 13,
+        "preprocess_timeout_s": 131.0,
+        "preprocess_memory_bytes": 132 << 20,
         "publish_files": "files",
         "publish_files_bytes": 2 << 20,
         "publish_files_age_s": 5.0,

@@ -1,6 +1,7 @@
 """Decoding as vLLM's own server does it: files by its decoders, under the model's settings, and arrays as they are."""
 
 import io
+import os
 import wave
 from typing import Any
 
@@ -16,6 +17,7 @@ from producer.item_checks import _check_decoded
 from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.kit.clips import sounds, videos
+from tests.kit.hostile import cases
 from tests.kit.photos import photos
 from tests.unit.models import decoded_item, equal, file_item, inputs_of, model_config, pixels_of
 
@@ -226,6 +228,127 @@ def test_a_color_that_is_none_is_refused(color: Any) -> None:
 def test_settings_that_are_none_are_a_users_mistake(video: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"num_frames|nonsense"):
         decoder_of(video=video)
+
+
+# Limits
+
+
+def limited(**limits: Any) -> Any:
+    from producer.decode import Decoder, MediaLimits
+
+    return Decoder(model_config("qwen2_5_vl"), MediaLimits(**limits))
+
+
+def refusal(decoder: Any, modality: str, data: bytes) -> Exception:
+    with pytest.raises(ValueError, match=".") as caught:
+        decoder.decode(MediaItem(modality=modality, data=data))
+    return caught.value
+
+
+def plain_png(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_an_image_may_have_as_many_pixels_as_the_limit_says() -> None:
+    from producer.decode import MediaTooLargeError
+
+    decoder = limited(max_pixels=100)
+    assert decoder.decode(MediaItem(modality="image", data=plain_png(20, 5))).media.size == (20, 5)
+    for width in (21, 50, 200):  # Pillow alone warns of the first, and takes them
+        error = refusal(decoder, "image", plain_png(width, 5))
+        assert isinstance(error, MediaTooLargeError)
+        assert str(error) == f"it has {width * 5} pixels; at most 100 are allowed"
+
+
+def test_pillows_own_limit_is_left_as_it_was() -> None:
+    before = Image.MAX_IMAGE_PIXELS
+    refusal(limited(max_pixels=100), "image", plain_png(50, 50))
+    assert before == Image.MAX_IMAGE_PIXELS
+
+
+def test_a_jpeg_may_go_over_its_pixels_so_often() -> None:
+    from producer.decode import MediaTooLargeError
+
+    data = cases()["image/jpeg-2000-scans"].data
+    num_scans = data.count(b"\xff\xda")
+    enough = num_scans * 4_000_000 // 32
+    assert limited(max_pixels=enough).decode(MediaItem(modality="image", data=data)).media.size == (2000, 2000)
+    error = refusal(limited(max_pixels=enough - 1), "image", data)
+    assert isinstance(error, MediaTooLargeError)
+    assert str(error) == f"its 4000000 pixels are coded in {num_scans} scans"
+
+
+def test_a_video_may_have_as_many_pixels_and_frames_as_the_limits_say() -> None:
+    from producer.decode import MediaTooLargeError
+
+    video = videos()["coffee-pan.mp4"].data  # 16 frames of 112 by 112, of which 8 are taken
+    fits = limited(max_video_pixels=8 * 112 * 112, max_video_frames=16)
+    assert fits.decode(MediaItem(modality="video", data=video))[0].shape == (8, 112, 112, 3)
+    for limits, said in (
+        ({"max_video_pixels": 8 * 112 * 112 - 1}, "8 frames of 112 by 112 pixels are taken of it; at most 100351"),
+        ({"max_video_frames": 15}, "it has 16 frames; at most 15 are allowed"),
+    ):
+        error = refusal(limited(**limits), "video", video)
+        assert isinstance(error, MediaTooLargeError)
+        assert str(error).startswith(said)
+
+
+def test_frames_that_a_video_has_and_does_not_declare_are_counted() -> None:
+    """A header that says too much is not believed; what vLLM counts then is."""
+    case = cases()["video/avi-says-2147483647-frames"]
+    assert limited(max_video_frames=8).decode(MediaItem(modality="video", data=case.data))[0].shape[0] == 4
+    assert "it has 8 frames; at most 7" in str(refusal(limited(max_video_frames=7), "video", case.data))
+
+
+def test_a_sound_may_last_as_long_as_the_limit_says() -> None:
+    from producer.decode import MediaTooLargeError
+
+    data = sounds()["chirp.wav"].data  # a second
+    assert len(limited(max_audio_s=1).decode(MediaItem(modality="audio", data=data))[0]) == 16000
+    error = refusal(limited(max_audio_s=0.9), "audio", data)
+    assert isinstance(error, MediaTooLargeError)
+    assert str(error) == "it lasts 1.0 s; at most 0.9 are allowed"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.1e9, -1e38])
+def test_samples_that_no_device_records_are_refused(decoder: Any, value: float) -> None:
+    with pytest.raises(ValueError, match="not finite, or beyond all loudness"):
+        decoder.decode(decoded_item("audio", np.array([0, value, 0], "<f4"), 16000.0))
+
+
+def test_a_list_of_addresses_is_not_followed(decoder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """FFmpeg would open a file of this name in the working directory, or these sockets."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.mp4").write_bytes(videos()["coffee-pan.mp4"].data)
+    listed = b"ffconcat version 1.0\nfile a.mp4\n"
+    assert cv2.VideoCapture(io.BytesIO(listed), cv2.CAP_FFMPEG, []).isOpened()  # type: ignore[call-overload]
+    for modality in ("video", "audio"):
+        for data in (listed, b"v=0\nc=IN IP4 127.0.0.1\nm=video 9 RTP/AVP 96\n"):
+            assert "of which nothing is fetched" in str(refusal(decoder, modality, data))
+
+
+def test_opencv_opens_nothing_but_what_it_is_handed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Also where a list is one that we do not know."""
+    from producer import media_limits
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENCV_FFMPEG_CAPTURE_OPTIONS", "rtsp_transport;tcp")
+    (tmp_path / "a.mp4").write_bytes(videos()["coffee-pan.mp4"].data)
+    listed = b"ffconcat version 1.0\nfile a.mp4\n"
+    with media_limits.no_protocols():
+        assert not cv2.VideoCapture(io.BytesIO(listed), cv2.CAP_FFMPEG, []).isOpened()  # type: ignore[call-overload]
+        assert os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] == "rtsp_transport;tcp|protocol_whitelist;none"
+    assert os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] == "rtsp_transport;tcp"
+
+
+@pytest.mark.parametrize("name", ["image/png-bomb", "image/html", "video/mp4-1-frame", "audio/flac-cut-at-50%"])
+def test_an_error_is_not_its_own_cause(decoder: Any, name: str) -> None:
+    error: BaseException | None = refusal(decoder, cases()[name].modality, cases()[name].data)
+    for _ in range(9):
+        error = error and (error.__cause__ or error.__context__)
+    assert error is None
 
 
 # Samples

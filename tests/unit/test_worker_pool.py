@@ -111,6 +111,11 @@ def test_a_task_that_crashes_each_process_is_at_fault(pool_of: PoolOf, number: s
     assert pid_of(pool) > 0
 
 
+def test_a_crash_ends_the_process_at_once_whatever_libraries_do_about_it(pool_of: PoolOf) -> None:
+    with pytest.raises(WorkerDiedError, match="ended with SIGSEGV and SIGSEGV"):
+        done(pool_of(make=worker_jobs.make_surviving), "die", signal=signal.SIGSEGV)
+
+
 def test_a_native_crash_is_one(pool_of: PoolOf) -> None:
     with pytest.raises(WorkerDiedError) as caught:
         done(pool_of(), "crash natively")

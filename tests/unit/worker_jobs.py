@@ -19,6 +19,13 @@ def make() -> Callable[[Message], Message]:
     return _do
 
 
+def make_surviving() -> Callable[[Message], Message]:
+    """As libraries do that say something when the process crashes, and then hang."""
+    for number in (signal.SIGSEGV, signal.SIGABRT):
+        signal.signal(number, lambda *_: None)
+    return _do
+
+
 def make_noting_pid(folder: Path) -> Callable[[Message], Message]:
     """Takes time to start, at first: until there is a file `go`."""
     (folder / str(os.getpid())).touch()
