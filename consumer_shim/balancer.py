@@ -134,9 +134,7 @@ def assign(
     """
     groups: dict[P, list[int]] = {}
     left = [peer for peer in peers if peer not in tried]
-    is_open = {
-        peer: peer.health.is_open for peer in left
-    }  # of one moment, so that a probe takes all that come together
+    is_open = {peer: peer.health.is_open for peer in left}  # once, so that a probe takes all that come together
     for place in places:
         ranked = rank(left, digests[place])
         found = next((peer for peer in ranked if is_open[peer]), None)

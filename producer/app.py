@@ -185,6 +185,7 @@ def _start_encoder(
 ) -> "tuple[VllmEncoder, ModelInfo, Preprocessor]":
     """Loads the model, while the preprocessing processes start beside it."""
     from producer.decode import MODALITIES
+    from producer.media_limits import MediaLimits
     from producer.runner.encoder import VllmEncoder
     from producer.runner.pinned import pinned
 
@@ -205,6 +206,12 @@ def _start_encoder(
         max_rows=config.max_item_rows,
         timeout_s=config.preprocess_timeout_s,
         memory_bytes=config.preprocess_memory_bytes,
+        limits=MediaLimits(
+            max_pixels=config.max_item_pixels,
+            max_video_pixels=config.max_video_pixels,
+            max_video_frames=config.max_video_frames,
+            max_audio_s=config.max_audio_s,
+        ),
     )
     stack.callback(preprocessor.close)
     preprocessor.start()

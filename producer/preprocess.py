@@ -7,13 +7,16 @@ the service go on.
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from producer.core import MediaItem, PreparedItem
 from producer.errors import InternalError, InvalidItemError, ServiceError, UnavailableError
 from producer.wire.contract import Reason
 from producer.worker_pool import WorkerDiedError, WorkerPool, WorkError
 from producer.worker_process import PoolClosedError, WorkerTimeoutError
+
+if TYPE_CHECKING:
+    from producer.media_limits import MediaLimits
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,7 @@ class Preprocessor:
         max_rows: int,
         timeout_s: float = 30.0,
         memory_bytes: int = 4 << 30,
+        limits: "MediaLimits | None" = None,
     ) -> None:
         """A pool of `num_workers` processes for `model_config`, not started yet.
 
@@ -40,15 +44,17 @@ class Preprocessor:
             max_rows: the largest embedding; items of more rows are refused.
             timeout_s: what an item may take in a process.
             memory_bytes: what an item may take of a process's memory.
+            limits: what a file may have; by default what fits into the default memory.
         """
         from producer import preprocess_worker
+        from producer.media_limits import MediaLimits
 
         self._max_rows = max_rows
         self._timeout_s = timeout_s
         self._pool = WorkerPool(
             num_workers,
             preprocess_worker.make,
-            (model_config, dict(forms)),
+            (model_config, dict(forms), limits or MediaLimits()),
             timeout_s=timeout_s,
             memory_bytes=memory_bytes,
             preload=preprocess_worker.modules(model_config),

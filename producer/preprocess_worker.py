@@ -10,7 +10,8 @@ from vllm.config import ModelConfig
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from producer.core import ContentPart, DecodedForm, MediaItem
-from producer.decode import Decoder, MediaTooLargeError
+from producer.decode import Decoder
+from producer.media_limits import MediaLimits, MediaTooLargeError
 from producer.stand_in import Processor, StandIns
 from producer.wire.contract import Reason
 from producer.worker_main import Message, MessageError, Work
@@ -42,8 +43,8 @@ class MediaError(Exception):
 class _Worker:
     """The process's decoders and processor. One thread uses it."""
 
-    def __init__(self, model_config: ModelConfig, forms: Mapping[str, str]) -> None:
-        self._decoder = Decoder(model_config)
+    def __init__(self, model_config: ModelConfig, forms: Mapping[str, str], limits: MediaLimits) -> None:
+        self._decoder = Decoder(model_config, limits)
         self._processor = Processor(model_config)
         self._stand_ins = StandIns(model_config, self._processor)
         self._forms = forms
@@ -103,10 +104,10 @@ def modules(model_config: ModelConfig) -> list[str]:
     return [__name__, get_model_architecture(model_config)[0].__module__]
 
 
-def make(model_config: ModelConfig, forms: Mapping[str, str]) -> Work:
+def make(model_config: ModelConfig, forms: Mapping[str, str], limits: MediaLimits) -> Work:
     """Runs once in each process, before its first file; what it returns answers what `request` makes."""
     torch.set_num_threads(1)
-    return _Worker(model_config, forms).answer
+    return _Worker(model_config, forms, limits).answer
 
 
 def request(item: MediaItem) -> Message:

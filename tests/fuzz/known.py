@@ -31,8 +31,6 @@ KNOWN: tuple[Known, ...] = (
     Known("transports", "finding-error-of-another-kind", "_answers", ("Finding",)),
     Known("settings", "finding-deep-object", "parse_object", ("RecursionError",)),
     Known("settings", "finding-address-of-brackets", "_address", ("Finding",)),
-    Known("media", "finding-picture-of-134-megapixels", "_is_out_of_memory", ("OverTimeError",)),
-    Known("media", "finding-video-of-a-million-frames", "_is_out_of_memory", ("OverTimeError",)),
     Known("answers", "finding-lease-without-end", "acquire", ("OverflowError",)),
 )
 

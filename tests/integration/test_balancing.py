@@ -233,11 +233,17 @@ async def test_a_deadline_without_an_answer_is_remembered(fleet: Fleet) -> None:
 
 
 async def test_who_leaves_frees_every_producer(fleet: Fleet) -> None:
-    """Permits, slots and leases, also of what was done already."""
+    """Permits, slots and leases, also of what was done already.
+
+    Not of a ticket that is on its way at that very moment: its lease ends by expiry. So this waits for those to arrive.
+    """
     files = [fleet.files(rig, 1)[0] for rig in fleet.rigs]
     fleet.rigs[0].device.gate.clear()
     task = asyncio.create_task(fleet.encode(*files))
-    await eventually(lambda: fleet.num_leases == [0, 1, 1] and fleet.rigs[0].device.steps)
+    await eventually(
+        lambda: fleet.rigs[0].device.steps and [len(one.health._calls) for one in fleet.clients] == [1, 0, 0]
+    )
+    assert fleet.num_leases == [0, 1, 1]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

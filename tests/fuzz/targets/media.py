@@ -34,11 +34,12 @@ class _Process:
 
     def __init__(self) -> None:
         from producer import preprocess_worker
+        from producer.media_limits import MediaLimits
         from tests.unit.models import model_config
 
         forms = {"image": "metadata", "video": "metadata"}
         self._error = preprocess_worker.MediaError
-        self._worker = preprocess_worker._Worker(model_config("qwen2_5_vl"), forms)
+        self._worker = preprocess_worker._Worker(model_config("qwen2_5_vl"), forms, MediaLimits())
         self._for_sender = preprocess_worker._for_sender
 
     def prepare(self, item: MediaItem, data: bytes) -> None:

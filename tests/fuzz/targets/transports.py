@@ -60,7 +60,7 @@ def _hello(data: bytes) -> None:
     try:
         agent._start()
     except (TransportError, TransportUnavailableError) as error:
-        check_said(str(error), data, 2000)
+        check_said(str(error) or "nothing", data, 2000)  # an agent need not say why
         return
     finally:
         agents.subprocess.Popen = before  # type: ignore[misc]
