@@ -33,11 +33,12 @@ def worker() -> Callable[[str], Worker]:
 
 
 def _make(family: str) -> Worker:
+    from producer.media_limits import MediaLimits
     from producer.preprocess_worker import _Worker
     from producer.stand_in import choose_forms
 
     config = model_config(family)
-    return _Worker(config, choose_forms(config, ("image", "video", "audio"))[0])
+    return _Worker(config, choose_forms(config, ("image", "video", "audio"))[0], MediaLimits())
 
 
 def sound(rate_hz: float, num_samples: int = 1600) -> MediaItem:
