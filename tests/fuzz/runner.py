@@ -17,7 +17,7 @@ FINDINGS_DIR = Path(__file__).parents[2] / ".cache" / "fuzz"
 MAX_ENTRY_BYTES = 4096
 MAX_ENTRIES = 60
 _MAX_FINDINGS = 20
-_START_S = 120
+_START_S = 300
 """What a process may take beside its run: imports, inputs of the corpus, its end."""
 _STARTED = re.compile(r"^#\d+\s+INITED cov: (\d+)", re.M)
 _STATUS = re.compile(r"^#\d+\s+\w+\s+cov: (\d+)", re.M)
@@ -75,6 +75,7 @@ def fuzz(
             f"-artifact_prefix={findings}/",
         ]
         output, status = _run([sys.executable, "-m", module, name, *flags, folder], seconds + _START_S)
+        output += f"\nexit status {status}\n"
         new = {path.read_bytes() for path in Path(folder).iterdir()} - before
     saved = _SAVED.search(output)
     _drop_oldest(findings)

@@ -112,6 +112,7 @@ class Producer:
 
     def __init__(self, family: str, setting: Setting) -> None:
         from producer.decode import MODALITIES
+        from producer.media_limits import MediaLimits
         from producer.preprocess_worker import _Worker
         from producer.runner.encoder import VllmEncoder
 
@@ -126,7 +127,7 @@ class Producer:
             media_io_kwargs=decoding,
             modalities=MODALITIES,
         )
-        self._worker = _Worker(encoder.model_config, encoder.forms)
+        self._worker = _Worker(encoder.model_config, encoder.forms, MediaLimits())
         self._fingerprint = fingerprint(encoder._folder(), lambda name: True, encoder._fingerprint_settings())
 
     def key(self, item: MediaItem) -> str:
