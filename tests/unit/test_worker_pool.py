@@ -269,7 +269,7 @@ def test_a_process_that_keeps_memory_is_replaced(pool_of: PoolOf) -> None:
 def test_what_is_no_answer_is_not_believed(pool_of: PoolOf, said: bytes) -> None:
     pool = pool_of()
     before = pid_of(pool)
-    with pytest.raises(WorkerDiedError, match="(SIGKILL|status 0) and (SIGKILL|status 0)") as caught:
+    with pytest.raises(WorkerDiedError, match=r"(SIGKILL|status 0) and (SIGKILL|status 0)") as caught:
         done(pool, "say", said)
     assert not caught.value.crashed
     assert pid_of(pool) != before
