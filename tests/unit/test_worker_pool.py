@@ -3,6 +3,8 @@
 import os
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -421,6 +423,30 @@ def test_closing_ends_processes_that_are_starting(pool_of: PoolOf, tmp_path: Pat
     pool.close()
     assert not [one for one in tmp_path.iterdir() if is_alive(int(one.name))]
     assert not [thread for thread in threading.enumerate() if thread in pool._threads]
+
+
+POOL_ALONE = """
+import time
+from producer.worker_pool import WorkerPool
+from tests.unit import worker_jobs
+
+pool = WorkerPool(1, worker_jobs.make, timeout_s=60, memory_bytes=1 << 28)
+pool.start()
+while not pool.pids:
+    time.sleep(0.01)
+print(*pool.pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_parent_leaves_no_process_not_even_a_stopped_one() -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", POOL_ALONE], cwd=root, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+        eventually(lambda: not is_alive(pid))
 
 
 def test_two_hundred_deaths_leave_no_file_and_no_thread(pool_of: PoolOf) -> None:

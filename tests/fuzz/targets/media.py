@@ -1,6 +1,6 @@
 """Media files through what a preprocessing process does with them: vLLM's decoders, then a model's processor.
 
-A file ends in inputs or in a MediaError. Coverage is that of the Python code: formats of Pillow, vLLM's media loaders.
+A file ends in inputs or in a MediaError. Coverage is that of Python code: ours and Pillow's formats.
 """
 
 import contextlib
@@ -37,6 +37,7 @@ class _Process:
         from producer.media_limits import MediaLimits
         from tests.unit.models import model_config
 
+        Image.init()  # now, so that the formats are instrumented
         forms = {"image": "metadata", "video": "metadata"}
         self._error = preprocess_worker.MediaError
         self._worker = preprocess_worker._Worker(model_config("qwen2_5_vl"), forms, MediaLimits())
