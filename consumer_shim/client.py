@@ -131,7 +131,7 @@ class Producer:
             peer=found.peer,
             peer_metadata=found.peer_metadata,
         )
-        return Lease(block=block, ttl_s=response.lease_ttl.ToTimedelta().total_seconds())
+        return Lease(block=block, ttl_s=response.lease_ttl.seconds + response.lease_ttl.nanos / 1e9)
 
     def fetch(self, ticket: pb.Ticket, timeout_s: float) -> bytes:
         """The rows of a ticket's embedding as bytes, checked; its lease is released.

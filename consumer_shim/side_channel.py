@@ -76,8 +76,10 @@ class SideChannel:
 
 def ask_reason(engine_id: str, lease_ids: list[str]) -> Failure | None:
     """Why the request that held one of these leases failed; None where it is not known. Blocks for at most 1 s."""
-    answer = _exchange(engine_id, lease_ids[:256])
-    return None if answer is None else Failure(*answer)
+    match _exchange(engine_id, lease_ids[:256]):
+        case [int(status), str(message)] if 400 <= status <= 599:
+            return Failure(status, message)
+    return None
 
 
 def leave_tickets(engine_id: str, tickets: Sequence[PullTicket]) -> bool:
@@ -94,5 +96,5 @@ def _exchange(engine_id: str, message: Any) -> Any:
             asking.bind("")  # a name of the kernel's choice, to be answered at
             asking.sendto(json.dumps(message).encode(), _address(engine_id))
             return json.loads(asking.recv(_MAX_BYTES))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None

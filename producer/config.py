@@ -37,7 +37,7 @@ def parse_object(text: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ValueError(f"{text!r} is not a JSON object")
@@ -200,9 +200,10 @@ def split_address(name: str, value: str) -> tuple[str, int]:
         ValueError: names `name`, the value and the form.
     """
     host, _, port = value.rpartition(":")
+    host = host.strip("[]")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError(f"{name} is {value!r}; expected host:port with a port of 0 to 65535")
-    return host.strip("[]"), int(port)
+    return host, int(port)
 
 
 def _check(field: "dataclasses.Field[Any]", value: Any) -> None:

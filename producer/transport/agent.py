@@ -151,13 +151,17 @@ class AgentProcess:
         except OSError:
             hello = None
         self._socket.settimeout(None)
-        if hello is None or "error" in hello:
-            self._end_process()
-            if hello is not None and hello.get("unavailable"):
-                raise TransportUnavailableError(hello["error"])
-            raise TransportError(f"the transport's agent did not start: {(hello or {}).get('error', 'no answer')}")
-        self._heard_s = time.monotonic()
-        self.identity = AgentIdentity(hello["name"], base64.b64decode(hello["metadata"]), hello["address"])
+        match hello:
+            case {"name": str(name), "metadata": str(metadata), "address": int(address)}:
+                with contextlib.suppress(ValueError):
+                    self.identity = AgentIdentity(name, base64.b64decode(metadata), address)
+                    self._heard_s = time.monotonic()
+                    return
+        self._end_process()
+        error = (hello or {}).get("error") or "no answer"
+        if (hello or {}).get("unavailable"):
+            raise TransportUnavailableError(str(error))
+        raise TransportError(f"the transport's agent did not start: {error}")
 
     def _supervise(self) -> None:
         """Takes answers; when they end, fails what is in flight and starts the agent again."""
@@ -177,9 +181,9 @@ class AgentProcess:
                 logger.error("the agent of %s fails: %s", self._arguments[0], answer["error"])
                 continue
             with self._lock:
-                read = self._reads.pop(answer["id"], None)
+                read = self._reads.pop(answer["id"], None) if isinstance(answer["id"], int) else None
             if read is not None:
-                read.error = answer["error"]
+                read.error = str(answer["error"])
                 read.ended.set()
 
     def _hears(self) -> bool:
@@ -206,12 +210,13 @@ class AgentProcess:
         return False
 
     def _receive(self) -> dict[str, Any] | None:
+        """The agent's next message; None at its end, and for what is none."""
         try:
             data = self._socket.recv(MAX_MESSAGE_BYTES)
-        except ConnectionError:
+            answer = json.loads(data) if data else None
+        except (ConnectionError, ValueError, RecursionError):
             return None
-        answer: dict[str, Any] | None = json.loads(data) if data else None
-        return answer
+        return answer if isinstance(answer, dict) else None
 
     def _fail_all(self, why: str) -> None:
         with self._lock:

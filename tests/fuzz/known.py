@@ -17,22 +17,7 @@ class Known:
     errors: tuple[str, ...]
 
 
-_ANY_JSON = (
-    *("JSONDecodeError", "UnicodeDecodeError", "RecursionError", "TypeError", "KeyError", "ValueError", "Error"),
-    *("AttributeError", "IndexError"),
-)
-KNOWN: tuple[Known, ...] = (
-    Known("side_channel", "finding-answer-of-one", "ask_reason", ("TypeError",)),
-    Known("side_channel", "finding-answer-of-another-kind", "_ask", ("Finding",)),
-    Known("side_channel", "finding-deep-answer", "_exchange", ("RecursionError",)),
-    Known("transports", "finding-hello-without-metadata", "_start", _ANY_JSON),
-    Known("transports", "finding-hello-of-another-kind", "_hello", ("Finding",)),
-    Known("transports", "finding-answer-no-json", "_take_answers", _ANY_JSON),
-    Known("transports", "finding-error-of-another-kind", "_answers", ("Finding",)),
-    Known("settings", "finding-deep-object", "parse_object", ("RecursionError",)),
-    Known("settings", "finding-address-of-brackets", "_address", ("Finding",)),
-    Known("answers", "finding-lease-without-end", "acquire", ("OverflowError",)),
-)
+KNOWN: tuple[Known, ...] = ()
 
 
 def is_known(target: str, error: BaseException) -> bool:
