@@ -49,7 +49,13 @@ def kept(name: str) -> list[Path]:
 
 
 def fuzz(
-    name: str, seconds: int, seeds: Iterable[bytes], *, module: str = "tests.fuzz.engine", wait_s: int = 0
+    name: str,
+    seconds: int,
+    seeds: Iterable[bytes],
+    *,
+    module: str = "tests.fuzz.engine",
+    wait_s: int = 0,
+    most_runs: int = -1,
 ) -> Report:
     """Runs a target for `seconds` from `seeds`; an input that is a finding ends it early and stays in FINDINGS_DIR.
 
@@ -59,6 +65,7 @@ def fuzz(
         seeds: inputs to begin with.
         module: the process, for the tests of this one.
         wait_s: seconds for one input, if not the target's.
+        most_runs: runs that end it earlier; -1 for as many as there is time for.
     """
     limits = TARGETS[name]
     findings = FINDINGS_DIR / name
@@ -69,6 +76,7 @@ def fuzz(
         before = {path.read_bytes() for path in Path(folder).iterdir()}
         flags = [
             f"-max_total_time={seconds}",
+            f"-runs={most_runs}",
             f"-timeout={wait_s or limits.wait_s}",
             f"-rss_limit_mb={limits.memory_mb}",
             f"-max_len={limits.max_bytes}",
