@@ -76,7 +76,8 @@ class _Worker:
         except ValueError as error:
             if _is_out_of_memory(error):
                 raise
-            why = error.__cause__ or error  # vLLM wraps it in a dump of what it was given
+            cause = error.__cause__
+            why = cause if isinstance(cause, ValueError) else error  # vLLM wraps it in a dump of what it was given
             raise MediaError(_for_sender(f"the model's processor refuses this {item.modality}", why)) from None
         return Prepared(
             mm_hash=processed.mm_hash,

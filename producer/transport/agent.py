@@ -158,9 +158,9 @@ class AgentProcess:
                     self._heard_s = time.monotonic()
                     return
         self._end_process()
-        error = (hello or {}).get("error") or "no answer"
+        error = _error(hello or {}) or "no answer"
         if (hello or {}).get("unavailable"):
-            raise TransportUnavailableError(str(error))
+            raise TransportUnavailableError(error)
         raise TransportError(f"the transport's agent did not start: {error}")
 
     def _supervise(self) -> None:
@@ -178,12 +178,12 @@ class AgentProcess:
             if "error" not in answer:  # it lives
                 continue
             if "id" not in answer:
-                logger.error("the agent of %s fails: %s", self._arguments[0], answer["error"])
+                logger.error("the agent of %s fails: %s", self._arguments[0], _error(answer))
                 continue
             with self._lock:
                 read = self._reads.pop(answer["id"], None) if isinstance(answer["id"], int) else None
             if read is not None:
-                read.error = str(answer["error"])
+                read.error = _error(answer)
                 read.ended.set()
 
     def _hears(self) -> bool:
@@ -233,6 +233,12 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _error(answer: Mapping[str, Any]) -> str:
+    """What an agent says went wrong; "" where nothing did."""
+    error = answer.get("error", "")
+    return error if isinstance(error, str) else "it makes no sense"
 
 
 class AgentOutlet(Outlet):

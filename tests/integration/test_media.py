@@ -33,7 +33,7 @@ MAX_REFUSED_BYTES = 256 << 20
 """What a refused one takes at most: bombs are refused by their headers. Most take less than 10 MiB."""
 MAX_S = 30.0
 """What an item may take, by default; on a free machine all of them together take a minute."""
-LEAK = re.compile(r"(?<!\d)0x[0-9a-f]{4,}|object at|(^|\s)/\w|\.py\b|\n|\\x|<", re.IGNORECASE)
+LEAK = re.compile(r"(?<!\d)0x[0-9a-f]{4,}|object at|(^|\s)/\w|\.py\b|Failed to apply|\n|\\x|<", re.IGNORECASE)
 """What a client must not read: an address, a path, raw bytes."""
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning"),  # torch's resampler
