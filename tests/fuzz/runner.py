@@ -56,6 +56,7 @@ def fuzz(
     module: str = "tests.fuzz.engine",
     wait_s: int = 0,
     most_runs: int = -1,
+    start: int = 0,
 ) -> Report:
     """Runs a target for `seconds` from `seeds`; an input that is a finding ends it early and stays in FINDINGS_DIR.
 
@@ -66,6 +67,7 @@ def fuzz(
         module: the process, for the tests of this one.
         wait_s: seconds for one input, if not the target's.
         most_runs: runs that end it earlier; -1 for as many as there is time for.
+        start: of libFuzzer's random numbers, so that a run can be had again; 0 for any.
     """
     limits = TARGETS[name]
     findings = FINDINGS_DIR / name
@@ -77,6 +79,7 @@ def fuzz(
         flags = [
             f"-max_total_time={seconds}",
             f"-runs={most_runs}",
+            f"-seed={start}",
             f"-timeout={wait_s or limits.wait_s}",
             f"-rss_limit_mb={limits.memory_mb}",
             f"-max_len={limits.max_bytes}",

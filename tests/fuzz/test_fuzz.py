@@ -77,10 +77,10 @@ def test_every_module_of_targets_is_one() -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_short_run_reaches_new_code_and_finds_nothing(name: str) -> None:
-    """From one seed alone, so that there is something left to reach."""
+    """From one seed alone, so that there is something left to reach; the same each time, so that luck fails no gate."""
     seed = next(iter(TARGETS[name].seeds().values()))
     num_runs = _RUNS.get(name, 1000)
-    report = fuzz(name, _BOUND_S, [seed], most_runs=num_runs)
+    report = fuzz(name, _BOUND_S, [seed], most_runs=num_runs, start=1)
     assert report.is_ok, report.output[-4000:]
     assert report.num_runs >= num_runs
     assert report.coverage > report.seed_coverage > 0
