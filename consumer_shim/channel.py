@@ -1,7 +1,6 @@
 """Channels to a producer, with TLS and a bearer token if they are set. Files that changed hold for new calls."""
 
 import asyncio
-import ipaddress
 import logging
 import threading
 from collections import deque
@@ -11,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from producer.wire.credential_files import CredentialFiles, Tls, tls_files, token_file
+from producer.wire.credential_files import CredentialFiles, Tls, is_loopback, tls_files, token_file
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class SecureChannel:
             self._options.append(("grpc.ssl_target_name_override", security.tls_server_name))
         self._tls = _tls_files(security)
         self._tokens = token_file(security.token_file) if security.token_file else None
-        if self._tokens and not self._tls and not _is_loopback(address):
+        if self._tokens and not self._tls and not is_loopback(address.rpartition(":")[0].strip("[]")):
             logger.warning("token_file is set and tls_ca is not: the token travels to %s in the clear", address)
         self._lock = threading.Lock()
         self._made_of = self._tls.current() if self._tls else None
@@ -173,11 +172,3 @@ def _tls_files(security: ChannelSecurity) -> CredentialFiles[Tls] | None:
     if not security.tls_ca:
         return None
     return tls_files(("tls_cert", security.tls_cert), ("tls_key", security.tls_key), ("tls_ca", security.tls_ca))
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

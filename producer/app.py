@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,38 +66,15 @@ async def serve(config: ServeConfig) -> None:
         files = _open_files(config, pool)
         encoder, model, preprocessor = _start_encoder(config, region, metrics, stack)
         loop = _start_steps(config, encoder, pool, metrics, stack)
-        admission = Admission(
-            pool,
-            preprocessor.prepare,
-            loop.submit,
-            fingerprint=model.fingerprint,
-            modalities=tuple(model.widths),
-            max_queue_items=config.max_queue_items,
-            max_item_bytes=config.max_item_bytes,
-            max_queue_bytes=config.max_queue_bytes,
-            item_timeout_s=config.item_timeout_s,
-            metrics=metrics,
-            also=files.ensure if files else None,
-        )
+        admission = _open_admission(config, pool, preprocessor, loop, model, files, metrics)
         stop = lifecycle.stop_signal()
         await _warm_up(admission, pool, model)
         place = outlets[SHM_TRANSPORT].describe().peer
         info = _model_info(config, model, epoch=epoch, address=address, shared_memory=place)
-        servicer = Servicer(
-            admission,
-            pool,
-            outlets,
-            info,
-            metrics,
-            settings=config.media_settings,
-            max_streams=config.max_streams,
-            stream_idle_s=config.stream_idle_s,
-        )
-        add_EncoderCacheServicer_to_server(servicer, server)
+        add_EncoderCacheServicer_to_server(_servicer(config, admission, pool, outlets, info, metrics), server)
         checks = lifecycle.probes(loop, preprocessor, outlets, stall_s=config.stall_s)
         watched = Health(_add_health(server), checks)
         await server.start()
-        await watched.check()
         logger.info("ready: %s on %s, transports %s", model.model, address, ", ".join(outlets))
         sweeps = [pool.expire, *([files.expire] if files else [])]
         await lifecycle.watch(stop, watched, loop, sweeps, stall_exit_s=config.stall_exit_s)
@@ -239,6 +216,50 @@ def _start_steps(
     encoder.on_progress(loop.tick)
     stack.callback(lifecycle.stop_steps, loop)
     return loop
+
+
+def _open_admission(
+    config: ServeConfig,
+    pool: EmbeddingPool,
+    preprocessor: Preprocessor,
+    loop: StepLoop,
+    model: ModelInfo,
+    files: FileOutlet | None,
+    metrics: Metrics,
+) -> Admission:
+    return Admission(
+        pool,
+        preprocessor.prepare,
+        loop.submit,
+        fingerprint=model.fingerprint,
+        modalities=tuple(model.widths),
+        max_queue_items=config.max_queue_items,
+        max_item_bytes=config.max_item_bytes,
+        max_queue_bytes=config.max_queue_bytes,
+        item_timeout_s=config.item_timeout_s,
+        metrics=metrics,
+        also=files.ensure if files else None,
+    )
+
+
+def _servicer(
+    config: ServeConfig,
+    admission: Admission,
+    pool: EmbeddingPool,
+    outlets: Mapping[str, Outlet],
+    info: pb.GetModelInfoResponse,
+    metrics: Metrics,
+) -> Servicer:
+    return Servicer(
+        admission,
+        pool,
+        outlets,
+        info,
+        metrics,
+        settings=config.media_settings,
+        max_streams=config.max_streams,
+        stream_idle_s=config.stream_idle_s,
+    )
 
 
 async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) -> None:

@@ -18,8 +18,6 @@ from vllm.transformers_utils.processor import get_video_processor_cls_name
 from producer.core import DecodedForm, MediaItem
 from producer.media_limits import MediaLimits, MediaTooLargeError, no_protocols, refuse_traps
 
-__all__ = ["MODALITIES", "Decoder", "MediaLimits", "MediaTooLargeError", "sample"]
-
 _SIZE = (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
 MODALITIES = ("image", "video", "audio")
 _NOISE = re.compile(

@@ -1,6 +1,7 @@
 """Between our records and the generated messages: pure translation."""
 
 import json
+from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
@@ -67,6 +68,12 @@ def error_status(error: ServiceError, item_index: int | None = None) -> status_p
 def status_code(error: ServiceError) -> grpc.StatusCode:
     """The gRPC status of an error."""
     return next(STATUS_CODES[kind] for kind in type(error).__mro__ if kind in STATUS_CODES)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> None:
+    """Ends a call with the error's status and its details; raises."""
+    details = (("grpc-status-details-bin", error_status(error).SerializeToString()),)
+    await context.abort(status_code(error), str(error), details)
 
 
 def _packed(message: Message) -> any_pb2.Any:

@@ -1,7 +1,6 @@
 """Who may talk to the service, and as whom: TLS, bearer tokens, the name that a client is counted by."""
 
 import hmac
-import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
@@ -11,9 +10,9 @@ import grpc
 from grpc_health.v1 import health
 
 from producer.errors import AuthenticationError
-from producer.messages import error_status
+from producer.messages import abort
 from producer.wire.contract import Reason
-from producer.wire.credential_files import CredentialFiles, Tls, tls_files, token_file
+from producer.wire.credential_files import CredentialFiles, Tls, is_loopback, tls_files, token_file
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +63,6 @@ def warn_of_open_doors(host: str, *, has_tls: bool, has_client_ca: bool, has_tok
         logger.warning("token_file is set and tls_cert is not: on %s, tokens and media travel in the clear", host)
     elif not (has_tokens or has_client_ca):
         logger.warning("neither token_file nor tls_client_ca is set: whoever reaches %s may use the service", host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host reaches it."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -131,8 +122,7 @@ async def _refuse(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[A
     error = AuthenticationError(
         Reason.UNAUTHENTICATED, "the call has no token that is known here; expected 'authorization: Bearer TOKEN'"
     )
-    details = (("grpc-status-details-bin", error_status(error).SerializeToString()),)
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error), details)
+    await abort(context, error)
     yield
 
 

@@ -24,7 +24,7 @@ from producer.errors import (
     UnavailableError,
 )
 from producer.item_stream import ItemStream
-from producer.messages import duration, error_status, media_item, status_code, ticket
+from producer.messages import abort, duration, error_status, media_item, status_code, ticket
 from producer.metrics import Metrics
 from producer.security import client_of
 from producer.transport.base import Outlet, TransportError
@@ -69,7 +69,7 @@ class Servicer(EncoderCacheServicer):
         try:
             self._check(request)
         except ServiceError as error:
-            await _abort(context, error)
+            await abort(context, error)
         leases: list[Lease] = []
         encode = functools.partial(
             self._encode, leases=leases, deadline_s=_deadline_s(context), client=client_of(context)
@@ -86,7 +86,7 @@ class Servicer(EncoderCacheServicer):
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest], context: Context
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
         if self._streams.locked():
-            await _abort(context, OverloadedError(Reason.TOO_MANY_STREAMS, "as many streams as allowed are open"))
+            await abort(context, OverloadedError(Reason.TOO_MANY_STREAMS, "as many streams as allowed are open"))
         encode = functools.partial(self._encode, deadline_s=_deadline_s(context), client=client_of(context))
         stream = ItemStream(encode, self._info.limits.max_items_per_request, idle_s=self._stream_idle_s)
         async with self._streams:
@@ -99,13 +99,13 @@ class Servicer(EncoderCacheServicer):
                 for lease in stream.abandon():
                     self._pool.release(lease.lease_id)
         if stream.was_idle:
-            await _abort(context, DeadlineError(Reason.STREAM_IDLE, f"nothing came for {self._stream_idle_s:.0f} s"))
+            await abort(context, DeadlineError(Reason.STREAM_IDLE, f"nothing came for {self._stream_idle_s:.0f} s"))
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         try:
             return self._acquire(request)
         except ServiceError as error:
-            await _abort(context, error)
+            await abort(context, error)
             raise
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
@@ -123,11 +123,11 @@ class Servicer(EncoderCacheServicer):
             with self._pool.open_block(request.lease_id) as block:
                 await asyncio.wait_for(_send(block, context), self._pool.lease_s)
         except asyncio.TimeoutError:
-            await _abort(
+            await abort(
                 context, DeadlineError(Reason.FETCH_TOO_SLOW, f"the block was not read in {self._pool.lease_s:.0f} s")
             )
         except ServiceError as error:
-            await _abort(context, error)
+            await abort(context, error)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         return self._info
@@ -244,9 +244,3 @@ def _canonical(text: str) -> str:
         return json.dumps(json.loads(text), sort_keys=True)
     except (ValueError, RecursionError):
         return text
-
-
-async def _abort(context: Context, error: ServiceError) -> None:
-    """Ends the call with the error's status and its details; raises."""
-    details = (("grpc-status-details-bin", error_status(error).SerializeToString()),)
-    await context.abort(status_code(error), str(error), details)

@@ -3,6 +3,7 @@
 What a file says is never in an error or in the log.
 """
 
+import ipaddress
 import logging
 import os
 import re
@@ -127,6 +128,14 @@ def parse_tokens(content: bytes) -> dict[str, str]:
     if not 1 <= len(tokens) <= _MAX_TOKENS:
         raise ValueError(f"it has {len(tokens)} tokens; expected 1 to {_MAX_TOKENS}, {TOKEN_FORM}")
     return tokens
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches it."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _content(name: str, path: str) -> bytes:

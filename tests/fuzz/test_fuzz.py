@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz import runner
-from tests.fuzz.checks import Finding, OverTimeError, check_said
-from tests.fuzz.known import KNOWN, Known, is_known
-from tests.fuzz.runner import CORPUS_DIR, MAX_ENTRIES, MAX_ENTRY_BYTES, fuzz, kept
+from tests.fuzz.checks import Finding, check_said
+from tests.fuzz.runner import MAX_ENTRIES, MAX_ENTRY_BYTES, fuzz, kept
 from tests.fuzz.targets import TARGETS
 
 _RUNS = {"media": 40}
@@ -23,30 +22,16 @@ _BOUND_S = 120
 # The corpus
 
 
-_KNOWN_FILES = {(one.target, one.file) for one in KNOWN}
-
-
 def _entries() -> list[Any]:
-    """Every kept input; that of a known finding is expected to fail."""
-    known = pytest.mark.xfail(reason="known, not fixed yet", strict=True)
-    return [
-        pytest.param(path, id=f"{name}-{path.name}", marks=known if (name, path.name) in _KNOWN_FILES else ())
-        for name in TARGETS
-        for path in kept(name)
-    ]
+    """Every kept input."""
+    return [pytest.param(path, id=f"{name}-{path.name}") for name in TARGETS for path in kept(name)]
 
 
 @pytest.mark.parametrize("path", _entries())
 @pytest.mark.filterwarnings("default")  # libraries warn of odd files
 def test_what_was_kept_is_no_finding(path: Path) -> None:
-    """But for those that show a known one by the way."""
-    name = path.parent.name
-    target, _ = TARGETS[name].load()
-    try:
-        target(path.read_bytes())
-    except (Exception, OverTimeError) as error:
-        if (name, path.name) in _KNOWN_FILES or not is_known(name, error):
-            raise
+    target, _ = TARGETS[path.parent.name].load()
+    target(path.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -56,15 +41,6 @@ def test_the_corpus_is_small_and_has_every_seed(name: str) -> None:
     assert max(map(len, files.values())) <= MAX_ENTRY_BYTES
     assert {file for file in files if file.startswith("seed-")} == {f"seed-{seed}" for seed in TARGETS[name].seeds()}
     assert any(file.startswith("found-") for file in files)
-
-
-@pytest.mark.parametrize("one", KNOWN, ids=lambda one: one.file)
-def test_a_known_finding_is_the_error_that_is_passed_over(one: Known) -> None:
-    target, _ = TARGETS[one.target].load()
-    with pytest.raises(BaseException) as found:  # noqa: PT011
-        target((CORPUS_DIR / one.target / one.file).read_bytes())
-    assert is_known(one.target, found.value)
-    assert not is_known(one.target, OSError("another"))
 
 
 def test_every_module_of_targets_is_one() -> None:

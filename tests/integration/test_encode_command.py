@@ -1,7 +1,6 @@
 """`ec-producer encode` against a real port: what people read, and the files that it writes."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,6 @@ from tests.integration.rig import FINGERPRINT, WIDTH, Rig, embedding_of
 from tests.kit.ports import free_port
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with Rig() as rig:
-        yield rig
 
 
 async def encode(address: str, folder: Path | None, *files: Path) -> int:

@@ -15,12 +15,6 @@ from tests.kit.ports import free_port
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
 async def producer(rig: Rig) -> AsyncIterator[AsyncProducer]:
     producer = AsyncProducer(rig.address)
     yield producer

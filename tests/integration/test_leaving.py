@@ -60,12 +60,6 @@ class Web:
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
 async def web(rig: Rig) -> AsyncIterator[Web]:
     async with Web(rig.address).running() as web:
         yield web

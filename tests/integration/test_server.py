@@ -3,7 +3,6 @@
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator
 from random import Random
 
 import grpc
@@ -32,12 +31,6 @@ from tests.integration.rig import (
 
 LEASE_END_S = 70.0
 """A lease of the rig with the pool's margin."""
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with Rig() as rig:
-        yield rig
 
 
 def error_of(outcome: object) -> tuple[grpc.StatusCode, str]:

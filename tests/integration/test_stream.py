@@ -1,7 +1,7 @@
 """EncodeStream between a real client and a real server, both in this process; the device is a small function."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -9,12 +9,6 @@ import pytest
 from consumer_shim.client import ProducerError
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.integration.rig import MAX_ITEMS, WAIT_S, Rig, eventually, image
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with Rig() as rig:
-        yield rig
 
 
 def request(number: int, data: bytes) -> pb.EncodeStreamRequest:

@@ -234,7 +234,8 @@ def test_settings_that_are_none_are_a_users_mistake(video: dict[str, Any]) -> No
 
 
 def limited(**limits: Any) -> Any:
-    from producer.decode import Decoder, MediaLimits
+    from producer.decode import Decoder
+    from producer.media_limits import MediaLimits
 
     return Decoder(model_config("qwen2_5_vl"), MediaLimits(**limits))
 
@@ -252,7 +253,7 @@ def plain_png(width: int, height: int) -> bytes:
 
 
 def test_an_image_may_have_as_many_pixels_as_the_limit_says() -> None:
-    from producer.decode import MediaTooLargeError
+    from producer.media_limits import MediaTooLargeError
 
     decoder = limited(max_pixels=100)
     assert decoder.decode(MediaItem(modality="image", data=plain_png(20, 5))).media.size == (20, 5)
@@ -269,7 +270,7 @@ def test_pillows_own_limit_is_left_as_it_was() -> None:
 
 
 def test_a_jpeg_may_go_over_its_pixels_so_often() -> None:
-    from producer.decode import MediaTooLargeError
+    from producer.media_limits import MediaTooLargeError
 
     data = cases()["image/jpeg-2000-scans"].data
     num_scans = data.count(b"\xff\xda")
@@ -281,7 +282,7 @@ def test_a_jpeg_may_go_over_its_pixels_so_often() -> None:
 
 
 def test_a_video_may_have_as_many_pixels_and_frames_as_the_limits_say() -> None:
-    from producer.decode import MediaTooLargeError
+    from producer.media_limits import MediaTooLargeError
 
     video = videos()["coffee-pan.mp4"].data  # 16 frames of 112 by 112, of which 8 are taken
     fits = limited(max_video_pixels=8 * 112 * 112, max_video_frames=16)
@@ -303,7 +304,7 @@ def test_frames_that_a_video_has_and_does_not_declare_are_counted() -> None:
 
 
 def test_a_sound_may_last_as_long_as_the_limit_says() -> None:
-    from producer.decode import MediaTooLargeError
+    from producer.media_limits import MediaTooLargeError
 
     data = sounds()["chirp.wav"].data  # a second
     assert len(limited(max_audio_s=1).decode(MediaItem(modality="audio", data=data))[0]) == 16000

@@ -10,9 +10,9 @@ import pytest
 
 from producer.app import _listen
 from producer.config import ServeConfig
-from producer.security import TokenInterceptor, client_of, is_loopback, server_credentials, warn_of_open_doors
+from producer.security import TokenInterceptor, client_of, server_credentials, warn_of_open_doors
 from producer.wire.contract import SERVICE_NAME
-from producer.wire.credential_files import CredentialFileError
+from producer.wire.credential_files import CredentialFileError, is_loopback
 from tests.kit.certificates import Authority
 
 TOKEN, SECOND = "a" * 32, "b" * 32
