@@ -1,10 +1,11 @@
 """The composition root: builds the stages in the order of the flow, takes them down in reverse."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from prometheus_client import start_http_server
 from producer import lifecycle, security
 from producer.admission import Admission
 from producer.config import ServeConfig, split_address
-from producer.core import ModelInfo
+from producer.core import ModelInfo, PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import ServiceError, UnsupportedModelError
 from producer.file_outlet import FileOutlet
@@ -65,7 +66,8 @@ async def serve(config: ServeConfig) -> None:
         outlets = _open_outlets(config, region, stack)
         files = _open_files(config, pool)
         encoder, model, preprocessor = _start_encoder(config, region, metrics, stack)
-        loop = _start_steps(config, encoder, pool, metrics, stack)
+        samples = [await _prepare_sample(preprocessor, model, modality) for modality in model.widths]
+        loop = _start_steps(config, encoder, samples, pool, metrics, stack)
         admission = _open_admission(config, pool, preprocessor, loop, model, files, metrics)
         stop = lifecycle.stop_signal()
         await _warm_up(admission, pool, model)
@@ -175,6 +177,8 @@ def _start_encoder(
         mm_processor_kwargs=config.mm_processor_kwargs,
         media_io_kwargs=config.media_io_kwargs,
         modalities=MODALITIES,
+        fidelity=config.fidelity,
+        compile=config.compile_mm_encoder,
     )
     preprocessor = Preprocessor(
         encoder.model_config,
@@ -201,16 +205,34 @@ def _start_encoder(
     return encoder, model, preprocessor
 
 
+async def _prepare_sample(preprocessor: Preprocessor, model: ModelInfo, modality: str) -> PreparedItem:
+    from producer.decode import sample
+
+    try:
+        return await asyncio.wait_for(preprocessor.prepare("", sample(modality)), _WARM_UP_TIMEOUT_S)
+    except (ServiceError, asyncio.TimeoutError) as error:
+        raise _cannot_encode(model, modality, error) from error
+
+
 def _start_steps(
-    config: ServeConfig, encoder: "VllmEncoder", pool: EmbeddingPool, metrics: Metrics, stack: AsyncExitStack
+    config: ServeConfig,
+    encoder: "VllmEncoder",
+    samples: Sequence[PreparedItem],
+    pool: EmbeddingPool,
+    metrics: Metrics,
+    stack: AsyncExitStack,
 ) -> StepLoop:
+    from producer.runner.engine import EngineSettings, start_engine
+
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(EngineSettings)}
+    runner = start_engine(encoder, samples, EngineSettings(**settings), metrics)
     loop = StepLoop(
-        encoder.encode,
-        Publisher(pool, metrics).publish,
+        runner.launch,
+        Publisher(pool).publish,
         max_rows=config.max_batch_rows,
         max_items=config.max_batch_items,
+        max_steps=1 if encoder.device.type == "cpu" else config.steps_in_flight,
         metrics=metrics,
-        graph_miss_reason=encoder.graph_miss_reason,
     )
     loop.start()
     encoder.on_progress(loop.tick)
@@ -270,7 +292,7 @@ async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) 
         try:
             lease = await asyncio.wait_for(admission.encode(sample(modality)), _WARM_UP_TIMEOUT_S)
         except (ServiceError, asyncio.TimeoutError) as error:
-            raise UnsupportedModelError(f"model {model.model}: a test {modality} cannot be encoded: {error}") from error
+            raise _cannot_encode(model, modality, error) from error
         pool.release(lease.lease_id)
         width = lease.info.shape.width
         if width != expected:
@@ -278,6 +300,10 @@ async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) 
                 f"model {model.model}: its {modality} embeddings have {width} elements a row, its language model takes"
                 f" {expected}"
             )
+
+
+def _cannot_encode(model: ModelInfo, modality: str, error: Exception) -> UnsupportedModelError:
+    return UnsupportedModelError(f"model {model.model}: a test {modality} cannot be encoded: {error}")
 
 
 def _model_info(

@@ -13,6 +13,7 @@ from producer.wire.contract import GRPC_TRANSPORT, SHM_TRANSPORT
 TRANSPORTS = (SHM_TRANSPORT, *LIBRARY_TRANSPORTS, GRPC_TRANSPORT)
 _ANY_ADDRESS = ("", "0.0.0.0", "::")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+FIDELITIES = ("fast", "exact")
 ATTENTION_BACKENDS = ("auto", "TRITON_ATTN", "FLASH_ATTN", "FLASHINFER", "TORCH_SDPA")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -90,6 +91,27 @@ class ServeConfig:
     mm_encoder_attn_backend: str = _setting(
         "auto", "attention of the encoder; 'auto' is vLLM's choice for the device", choices=ATTENTION_BACKENDS
     )
+    fidelity: str = _setting(
+        "fast",
+        "'exact' gives what the model's own code gives for each item alone, bit for bit; 'fast' what is as near to the"
+        " model, sooner",
+        choices=FIDELITIES,
+    )
+    eager: bool = _setting(False, "capture no graphs of the encoder")
+    require_graphs: bool = _setting(False, "do not start without graphs where they cannot be captured")
+    graph_rows: int = _setting(4096, "embedding rows of the largest captured graph", low=1, high=1 << 20)
+    graph_items: int = _setting(32, "images, or frames of videos, that a captured graph takes", low=1, high=1024)
+    compile_mm_encoder: bool = _setting(False, "compile the encoder, as vLLM's setting of that name; not if 'exact'")
+    steps_in_flight: int = _setting(2, "encoder steps that a GPU is given at once", low=1, high=8)
+    slots: int = _setting(
+        0, "slots of pinned memory for steps' inputs; 0 for one more than --steps-in-flight", low=0, high=64
+    )
+    slot_bytes: int = _setting(
+        32 << 20, "size of such a slot; it grows for a larger step", low=1 << 12, high=1 << 40, size=True
+    )
+    device_memory_bytes: int = _setting(
+        0, "device memory that this process may take; 0 for all that there is", low=0, high=1 << 46, size=True
+    )
     trust_remote_code: bool = _setting(False, "let the model's repository bring Python code")
     revision: str = _setting("", "revision of a hub model")
     mm_processor_kwargs: dict[str, Any] = _setting(dict, "JSON object for the model's processor, as vLLM takes it")
@@ -163,6 +185,10 @@ class ServeConfig:
                 f"max_client_items is {self.max_client_items}; allowed are 0 and max_items_per_request,"
                 f" {self.max_items_per_request}, or more"
             )
+        if self.slots == 1:
+            raise ValueError("slots is 1; allowed are 0 and 2 or more")
+        if self.compile_mm_encoder and self.fidelity == "exact":
+            raise ValueError("compile_mm_encoder is set and fidelity is 'exact'; compiling changes the last bits")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError(f"tls_cert is {self.tls_cert!r} and tls_key {self.tls_key!r}; one needs the other")
         if self.tls_client_ca and not self.tls_cert:
@@ -174,6 +200,11 @@ class ServeConfig:
     def transports(self) -> tuple[str, ...]:
         """Transports on offer, most capable first; gRPC is always the last."""
         return (SHM_TRANSPORT, *(name for name in LIBRARY_TRANSPORTS if name in self.transport), GRPC_TRANSPORT)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the ring."""
+        return self.slots or self.steps_in_flight + 1
 
     @property
     def transport_options(self) -> dict[str, dict[str, str]]:

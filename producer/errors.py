@@ -13,6 +13,7 @@ ServiceError
 
 ValueError
 └── UnsupportedModelError the model cannot be served; raised at start only
+    └── MemoryPlanError   it does not fit into the device's memory
 """
 
 import grpc
@@ -70,6 +71,10 @@ class UnavailableError(ServiceError):
 
 class UnsupportedModelError(ValueError):
     """The model cannot be served; the message names it and why."""
+
+
+class MemoryPlanError(UnsupportedModelError):
+    """The encoder does not fit into the device's memory; the message has the numbers."""
 
 
 class InternalError(ServiceError):

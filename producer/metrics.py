@@ -1,6 +1,6 @@
 """Every Prometheus metric of the producer, declared once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -35,9 +35,26 @@ class Metrics:
         self.step_items = Histogram(
             "ec_producer_step_items", "Items in an encoder step.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
         )
-        self.graph_hits = Counter("ec_producer_graph_hits", "Steps that replayed a captured graph.", registry=registry)
+        self.graph_hits = Counter(
+            "ec_producer_graph_hits", "Items that were encoded by replaying a captured graph.", registry=registry
+        )
         self.graph_misses = Counter(
-            "ec_producer_graph_misses", "Steps that ran eagerly, by reason.", ["reason"], registry=registry
+            "ec_producer_graph_misses", "Items that were encoded eagerly, by reason.", ["reason"], registry=registry
+        )
+        self.graph_replays = Counter(
+            "ec_producer_graph_replays", "Replays, by the rows of the graph.", ["budget"], registry=registry
+        )
+        self.graph_rows = Counter(
+            "ec_producer_graph_rows",
+            "Rows that replays computed: of items ('real'), and for nothing ('padding').",
+            ["kind"],
+            registry=registry,
+        )
+        self.device_bytes = Gauge(
+            "ec_producer_device_bytes",
+            "The plan of device memory: by weights, activations, graphs (and what was reserved for them), rest.",
+            ["part"],
+            registry=registry,
         )
         self.non_finite = Counter(
             "ec_producer_non_finite_outputs", "Items refused for NaN or infinity in their embedding.", registry=registry
@@ -52,6 +69,14 @@ class Metrics:
     def watch_pool(self, name: str, help: str, value: Callable[[], float]) -> None:
         """A gauge `ec_producer_pool_<name>` that reads `value` at each scrape."""
         Gauge(f"ec_producer_pool_{name}", help, registry=self.registry).set_function(value)
+
+    def count_replay(self, *, num_items: int, num_rows: int, num_padding_rows: int, budgets: Iterable[int]) -> None:
+        """One replay, of a graph of each of `budgets`, that encoded `num_items`."""
+        self.graph_hits.inc(num_items)
+        self.graph_rows.labels("real").inc(num_rows)
+        self.graph_rows.labels("padding").inc(num_padding_rows)
+        for budget in budgets:
+            self.graph_replays.labels(str(budget)).inc()
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:

@@ -1,12 +1,10 @@
-"""Step output → embedding pool: checked, copied out, made visible. Runs on the step loop's thread."""
+"""Step output → embedding pool: copied out, made visible. Runs on the step loop's thread."""
 
 import torch
 
 from producer.core import EmbeddingInfo, PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InternalError
-from producer.metrics import Metrics
-from producer.runner.guard import is_finite
 from producer.wire.block import EmbeddingShape
 from producer.wire.contract import Reason
 
@@ -14,24 +12,20 @@ from producer.wire.contract import Reason
 class Publisher:
     """Puts embeddings into `pool`; an embedding that is not as promised is refused, not published."""
 
-    def __init__(self, pool: EmbeddingPool, metrics: Metrics) -> None:
+    def __init__(self, pool: EmbeddingPool) -> None:
         self._pool = pool
-        self._metrics = metrics
 
     def publish(self, item: PreparedItem, embedding: torch.Tensor) -> None:
         """Publishes `embedding` [num_rows, width] under `item.key`.
 
         Raises:
-            InternalError: it has another number of rows than preprocessing promised, or is not finite.
+            InternalError: it has another number of rows than preprocessing promised.
             OverloadedError: the pool is full of leased embeddings.
         """
         if embedding.ndim != 2 or embedding.shape[0] != item.num_rows:
             raise InternalError(
                 Reason.ENCODE_FAILED, f"the encoder returned shape {tuple(embedding.shape)} for {item.num_rows} rows"
             )
-        if not is_finite(embedding):
-            self._metrics.non_finite.inc()
-            raise InternalError(Reason.NON_FINITE_OUTPUT, "the embedding holds NaN or infinity")
         shape = EmbeddingShape(
             num_rows=item.num_rows, width=embedding.shape[1], dtype=str(embedding.dtype).removeprefix("torch.")
         )

@@ -1,14 +1,17 @@
 """The one thread that drives the device. Everyone else hands it work through `submit`.
 
-It tells a step that is slow from one that is stuck by the encoder's `tick`, and ends itself when the device is lost.
+While the device is at one step, the next is launched, so that it need not wait for the host. The loop tells a step that
+is slow from one that is stuck by the encoder's `tick`, and ends itself when the device is lost.
 """
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic, perf_counter
+from typing import Protocol
 
 import torch
 
@@ -19,6 +22,14 @@ from producer.metrics import Metrics
 from producer.wire.contract import Reason
 
 logger = logging.getLogger(__name__)
+
+
+class Step(Protocol):
+    """A step that was launched."""
+
+    def finish(self) -> Sequence[torch.Tensor | ServiceError]:
+        """Waits for the device: each item's embedding, or what it is refused with."""
+        ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,25 +47,34 @@ class _Job:
         return self.item.num_rows
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Launched:
+    jobs: list[_Job]
+    step: Step
+    since_s: float
+
+
 class StepLoop:
     """Owns the device thread and the queue before it. The queue is bounded by admission."""
 
     def __init__(
         self,
-        encode: Callable[[Sequence[PreparedItem]], Sequence[torch.Tensor]],
+        launch: Callable[[Sequence[PreparedItem]], Step],
         publish: Callable[[PreparedItem, torch.Tensor], None],
         *,
         max_rows: int,
         max_items: int,
+        max_steps: int = 1,
         metrics: Metrics,
-        graph_miss_reason: str,
     ) -> None:
-        """`encode` and `publish` are called on the device thread only."""
-        self._encode = encode
+        """`launch` and `publish` are called on the device thread only, with at most `max_steps` under way."""
+        self._launch = launch
         self._publish = publish
         self._batcher: Batcher[_Job] = Batcher(max_rows=max_rows, max_items=max_items)
+        self._max_steps = max_steps
+        self._under_way: deque[_Launched] = deque()
+        self._in_hand: list[_Job] = []
         self._metrics = metrics
-        self._graph_miss_reason = graph_miss_reason
         self._changed = threading.Condition()
         self._stopping = False
         self._lost = ""
@@ -108,26 +128,37 @@ class StepLoop:
             self._batcher.discard(job)
 
     def _run(self) -> None:
-        jobs: list[_Job] = []
         try:
-            while jobs := self._next_step():
-                jobs = [job for job in jobs if job.done.set_running_or_notify_cancel()]
-                for job in jobs:
-                    self._metrics.stage_seconds.labels("queue").observe(perf_counter() - job.submitted_s)
-                if jobs:
-                    self._step(jobs)
-                self._progress_s = None
+            while self._turn():
+                pass
         except BaseException:  # nothing is to end this thread; if something does, nobody may wait for it
             logger.exception("the device thread failed")
             self._lose("the device thread failed")
         self._progress_s = None
-        self._refuse(jobs)
+        self._refuse([*self._in_hand, *(job for launched in self._under_way for job in launched.jobs)])
+
+    def _turn(self) -> bool:
+        """Launches what waits, and finishes the oldest step if there are enough or nothing waits; False at the end."""
+        jobs = self._next_step()
+        if jobs:
+            self._begin(jobs)
+        elif not self._under_way:
+            return False
+        if self._under_way and (not jobs or len(self._under_way) >= self._max_steps):
+            self._finish(self._under_way.popleft())
+        if not self._under_way:
+            self._progress_s = None
+        return True
 
     def _next_step(self) -> list[_Job]:
-        """Waits for work; empty when the loop is to end."""
+        """What waits; waits for it where no step is under way. Empty if there is none, or the loop is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or len(self._batcher))
-            return [] if self._stopping else self._batcher.take()
+            while True:
+                self._changed.wait_for(lambda: self._stopping or self._under_way or len(self._batcher))
+                taken = [] if self._stopping else self._batcher.take()
+                jobs = [job for job in taken if job.done.set_running_or_notify_cancel()]
+                if jobs or not taken:
+                    return jobs
 
     def _refuse(self, jobs: list[_Job]) -> None:
         """Ends `jobs`, and all that waits, where they have not ended."""
@@ -144,33 +175,54 @@ class StepLoop:
         with self._changed:
             self._lost, self._stopping = why, True
 
-    def _step(self, jobs: list[_Job]) -> None:
-        """One encoder step. If it fails, each item is tried alone, so that a bad one does not void the others."""
+    def _begin(self, jobs: list[_Job]) -> None:
+        """Launches a step of `jobs`. If that fails, each is tried alone, so that a bad one does not void the others."""
+        self._in_hand = jobs
+        now_s = perf_counter()
+        for job in jobs:
+            self._metrics.stage_seconds.labels("queue").observe(now_s - job.submitted_s)
         self._metrics.step_items.observe(len(jobs))
         self.tick()
-        self._metrics.graph_misses.labels(self._graph_miss_reason).inc()
         try:
-            with self._metrics.time("encode"):
-                embeddings = self._encode([job.item for job in jobs])
-            if len(embeddings) != len(jobs):
-                raise RuntimeError(f"the encoder returned {len(embeddings)} embeddings for {len(jobs)} items")
+            step = self._launch([job.item for job in jobs])
         except Exception as error:  # whatever the model raises, the loop lives
-            failure = self._failure("encoding", error)
-            if len(jobs) > 1 and not self._lost:
-                for job in jobs:
-                    self._step([job])
-                return
+            self._try_alone(jobs, error)
+        else:
+            self._under_way.append(_Launched(jobs, step, now_s))
+
+    def _finish(self, launched: _Launched) -> None:
+        self._in_hand = jobs = launched.jobs
+        self.tick()
+        try:
+            outcomes = launched.step.finish()
+            if len(outcomes) != len(jobs):
+                raise RuntimeError(f"the encoder returned {len(outcomes)} embeddings for {len(jobs)} items")
+        except Exception as error:  # as above
+            self._try_alone(jobs, error)
+            return
+        self._metrics.stage_seconds.labels("encode").observe(perf_counter() - launched.since_s)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            self._end(job, outcome)
+
+    def _try_alone(self, jobs: list[_Job], error: Exception) -> None:
+        failure = self._failure("encoding", error)
+        if len(jobs) == 1 or self._lost:
             for job in jobs:
                 _fail(job, failure)
             return
-        for job, embedding in zip(jobs, embeddings, strict=True):
-            self._finish(job, embedding)
+        for job in jobs:
+            self._begin([job])
+            while self._under_way:
+                self._finish(self._under_way.popleft())
 
-    def _finish(self, job: _Job, embedding: torch.Tensor) -> None:
+    def _end(self, job: _Job, outcome: torch.Tensor | ServiceError) -> None:
         self.tick()
+        if isinstance(outcome, ServiceError):
+            _fail(job, outcome)
+            return
         try:
             with self._metrics.time("publish"):
-                self._publish(job.item, embedding)
+                self._publish(job.item, outcome)
         except ServiceError as error:
             _fail(job, error)
         except Exception as error:  # as above

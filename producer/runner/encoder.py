@@ -1,4 +1,4 @@
-"""The one adapter to vLLM's models: configures, loads and runs the encoder in this process.
+"""The one adapter to vLLM's models: configures and loads the encoder in this process, and makes what runs it.
 
 Written against vLLM 0.32 (CPU) and 0.33 (GPU). The language model is never loaded: `mm_encoder_only` leaves a
 placeholder in its place and skips checkpoint shards that hold nothing else.
@@ -7,7 +7,7 @@ placeholder in its place and skips checkpoint shards that hold nothing else.
 import importlib.metadata
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,17 @@ from vllm.distributed import (
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.models.interfaces import supports_encoder_cudagraph
 from vllm.multimodal.inputs import MultiModalKwargsItem
-from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.platforms import current_platform
 from vllm.v1.serial_utils import MsgpackDecoder
 
 from producer import __version__
-from producer.core import ModelInfo, PreparedItem
+from producer.core import ModelInfo
 from producer.errors import UnsupportedModelError
+from producer.runner import guard
 from producer.runner.fingerprint import fingerprint
+from producer.runner.graphs import EncoderGraphs, Record
 from producer.stand_in import choose_forms
 from producer.wire.families import embedding_width
 
@@ -38,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class VllmEncoder:
-    """Owns the model. `encode` is for one thread at a time; everything else is read-only after `load`."""
+    """Owns the model. What it makes is for one thread at a time; everything else is read-only after `load`."""
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class VllmEncoder:
         mm_processor_kwargs: dict[str, Any],
         media_io_kwargs: dict[str, Any],
         modalities: Sequence[str],
+        fidelity: str = "fast",
+        compile: bool = False,
     ) -> None:
         """Reads the model's configuration; weights come with `load`.
 
@@ -60,7 +64,13 @@ class VllmEncoder:
         self._model_name = model
         if model.startswith(("/", ".")) and not Path(model).is_dir():
             raise UnsupportedModelError(f"model {model}: there is no such folder")
-        self._settings = {"mm_processor_kwargs": mm_processor_kwargs, "media_io_kwargs": media_io_kwargs}
+        self.is_exact = fidelity == "exact"
+        self._settings = {
+            "mm_processor_kwargs": mm_processor_kwargs,
+            "media_io_kwargs": media_io_kwargs,
+            "fidelity": fidelity,
+            "compile": compile,
+        }
         try:
             self._config = EngineArgs(
                 model=model,
@@ -70,7 +80,8 @@ class VllmEncoder:
                 trust_remote_code=trust_remote_code,
                 mm_processor_kwargs=mm_processor_kwargs or None,
                 media_io_kwargs=media_io_kwargs,
-                enforce_eager=True,
+                enforce_eager=not compile,
+                compilation_config={"compile_mm_encoder": compile, "cudagraph_mode": "NONE"},
                 mm_encoder_only=True,
                 seed=0,
             ).create_engine_config()
@@ -81,11 +92,6 @@ class VllmEncoder:
         self.device = torch.device("cpu" if current_platform.is_cpu() else f"{current_platform.device_type}:0")
         self._decoder = MsgpackDecoder(MultiModalKwargsItem)
         self._rendezvous: tempfile.TemporaryDirectory[str] | None = None
-
-    @property
-    def graph_miss_reason(self) -> str:
-        """Why no step replays a captured graph: there is no device for one, or none is captured yet."""
-        return "no_device" if self.device.type == "cpu" else "not_captured"
 
     @property
     def dtype(self) -> str:
@@ -103,6 +109,8 @@ class VllmEncoder:
             with set_current_vllm_config(self._config):
                 self._init_distributed()
                 self._model = get_model(vllm_config=self._config)
+            if self.device.type == "cuda":
+                guard.clear_tails(self._model)
             digest = fingerprint(self._folder(), self._is_encoder_weight, self._fingerprint_settings())
         except (ValueError, OSError, RuntimeError, KeyError) as error:
             raise UnsupportedModelError(f"model {self._model_name}: {_first_line(error)}") from error
@@ -121,20 +129,33 @@ class VllmEncoder:
             for block in module if isinstance(module, torch.nn.ModuleList) else ():
                 block.register_forward_hook(lambda *_: tick())
 
-    @torch.inference_mode()
-    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
-        """Embeddings of `items`, one `[num_rows, width]` tensor each on the device, in their order.
+    def decode(self, frames: Any) -> MultiModalKwargsItem:
+        """What vLLM's processor made of an item, from the frames in which it came; its tensors lie in those."""
+        item: MultiModalKwargsItem = self._decoder.decode(frames)
+        return item
 
-        Equal, bit for bit, to what vLLM's own encoder-only instance computes for each item alone.
+    def embed(self, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Embeddings of one batch, `[num_rows, width]` each, by the model's own eager code.
+
+        Equal, bit for bit, to what vLLM's own encoder-only instance computes of the same batch.
         """
-        inputs = [(item.modality, self._decoder.decode(item.inputs)) for item in items]
-        outputs: list[torch.Tensor] = []
-        with set_current_vllm_config(self._config):
-            for _, num_items, kwargs in group_and_batch_mm_kwargs(inputs, device=self.device):
-                group = list(self._model.embed_multimodal(**kwargs))
-                assert len(group) == num_items, (len(group), num_items)
-                outputs += group
-        return outputs
+        with set_current_vllm_config(self._config), torch.inference_mode():
+            return list(self._model.embed_multimodal(**kwargs))
+
+    def graphs(self, largest: int, max_items: int, record: Record) -> EncoderGraphs | None:
+        """Graphs of up to `largest` rows, not captured yet; None where the model's code has no support for them."""
+        if not supports_encoder_cudagraph(self._model):
+            return None
+        smallest, _ = self._model.get_encoder_cudagraph_budget_range(self._config)
+        return EncoderGraphs(
+            self._model,
+            device=self.device,
+            dtype=self.model_config.dtype,
+            smallest=smallest,
+            largest=largest,
+            max_items=max_items,
+            record=record,
+        )
 
     def close(self) -> None:
         """Ends the process group, without which a GPU's process would not exit; after the last `encode`."""
@@ -192,7 +213,7 @@ class VllmEncoder:
 
     def _fingerprint_settings(self) -> dict[str, Any]:
         video_loader = envs.VLLM_VIDEO_LOADER_BACKEND
-        return {**self._settings, "dtype": self.dtype, "fidelity": "exact", "video_loader": video_loader}
+        return {**self._settings, "dtype": self.dtype, "video_loader": video_loader}
 
     def _attention_backend(self) -> str:
         """Read off the first layer that has one, never assumed."""

@@ -1,7 +1,8 @@
-"""Host memory that the device copies to and from without staging it."""
+"""Host memory that the device copies to and from without staging it, and can read in place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 
@@ -27,3 +28,14 @@ def pinned(address: int, num_bytes: int, device: torch.device) -> Iterator[None]
         yield
     finally:
         torch.cuda.check_error(cudart.cudaHostUnregister(address))
+
+
+def device_view(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`host` [n] uint8, which is pinned, as a tensor of `device`: the same memory, so what is written shows at once.
+
+    The view does not keep the memory alive.
+    """
+    if device.type != "cuda":
+        return host
+    array = {"shape": tuple(host.shape), "typestr": "|u1", "data": (host.data_ptr(), False), "version": 3}
+    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array), device=device)

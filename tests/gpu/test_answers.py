@@ -1,18 +1,18 @@
-"""On a GPU: an LLM-only vLLM behind the shim answers as plain vLLM does, token for token, over each transport.
+"""On a GPU: an LLM-only vLLM behind the shim answers as plain vLLM does, over each transport and in both modes.
 
-Three servers share the device one after the other, so each takes a small part of its memory.
+All servers of a family share the device and start together. Each has a cache of its own size: vLLM's measuring takes
+what others allocate meanwhile for its own.
 """
 
 import importlib.util
-import json
-import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
+from tests.gpu.conftest import EndToEnd, Host
 from tests.kit.chat import Answer, Part, ask, chat_request
 from tests.kit.checkpoints import cached_checkpoint
 from tests.kit.clips import videos
@@ -23,52 +23,75 @@ from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-REPOSITORY = Path(__file__).parents[2]
-ENGINE = ("--gpu-memory-utilization", "0.1", "--attention-backend", "TRITON_ATTN")
-ENCODER = ("--mm-encoder-attn-backend", "TORCH_SDPA")
+CACHE_BYTES = 256 << 20
+ENGINE = (
+    *("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(CACHE_BYTES)),
+    *("--attention-backend", "TRITON_ATTN"),
+)
+ENCODER = ("--mm-encoder-attn-backend", "FLASH_ATTN")
+"""Of the producer and of plain vLLM alike; graphs cannot be captured with TORCH_SDPA."""
 LIBRARIES = {"nixl": ("nixl_cu13", "nixl_cu12"), "mooncake": ("mooncake",)}
 TRANSPORTS = ("grpc", "shm", *(one for one, names in LIBRARIES.items() if any(map(importlib.util.find_spec, names))))
-CASES = {"qwen2_5_vl": TRANSPORTS, "qwen3_vl": ("grpc",), "internvl": ("shm",), "gemma3": ("grpc",)}
-COMMANDS = {"vllm": "vllm.entrypoints.cli.main", "ec-producer": "producer.cli"}
-SCRIPT = """#!{python}
-import sys
-from {module} import main
-if __name__ == "__main__":
-    sys.exit(main())
-"""
-ENTRY_POINTS = """[vllm.general_plugins]
-ec_producer = consumer_shim.plugin:register
-"""
-ENVIRONMENT = {
-    "VLLM_USE_V2_MODEL_RUNNER": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+CASES = {
+    "qwen2_5_vl": TRANSPORTS,
+    "qwen3_vl": ("grpc",),
+    "qwen3_5": ("grpc",),
+    "internvl": ("shm",),
+    "gemma3": ("grpc",),
 }
+"""Transports by family; the first of them in `fast` mode too, which differs in the encoder only."""
+MODES: dict[str, tuple[str, ...]] = {"exact": ("--fidelity", "exact"), "fast": ()}
+"""Flags by mode; `fast` is what there is without any."""
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`vllm` and `ec-producer` for this interpreter, and the plugin, whether or not they are installed."""
-    folder = tmp_path_factory.mktemp("bin")
-    for name, module in COMMANDS.items():
-        script = folder / name
-        script.write_text(SCRIPT.format(python=sys.executable, module=module))
-        script.chmod(0o755)
-    info = folder / "ec_producer-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ec-producer\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    return folder
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """All that a family needs; the consumers by mode and transport."""
+
+    plain: VllmServer
+    producers: Mapping[str, ProducerServer]
+    consumers: Mapping[tuple[str, str], VllmServer]
+
+    @classmethod
+    def of(cls, family: str, host: Host) -> "Servers":
+        """Not started yet."""
+        model = cached_checkpoint(family)
+
+        def vllm(name: str, *flags: str) -> VllmServer:
+            arguments = (*ENGINE, *flags)
+            return VllmServer(model, extra_args=arguments, env=host.env, bin_dir=host.bin_dir, name=f"gpu-{name}")
+
+        producers = {
+            mode: ProducerServer(
+                model,
+                transports=CASES[family],
+                extra_args=(*ENCODER, *flags),
+                env=host.env,
+                bin_dir=host.bin_dir,
+                name=f"gpu-{family}-{mode}",
+            )
+            for mode, flags in MODES.items()
+        }
+        without = FAMILIES[family].without_encoder
+        consumers = {
+            (mode, transport): vllm(
+                f"{family}-{mode}-{transport}",
+                *consumer_args(producers[mode].address, transport, without=without),
+            )
+            for mode, transport in pairs(family)
+        }
+        return cls(vllm(f"{family}-plain", *ENCODER), producers, consumers)
+
+    def start(self, stack: Stack) -> None:
+        """Returns when all of them answer."""
+        for service in (self.plain, *self.producers.values(), *self.consumers.values()):
+            stack.start(service)
+        stack.wait_ready(print)
 
 
-def environment(commands: Path) -> dict[str, str]:
-    path = [str(commands), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    return ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with Stack() as stack:
-        yield stack
+def pairs(family: str) -> list[tuple[str, str]]:
+    """Mode and transport of each consumer."""
+    return [*(("exact", transport) for transport in CASES[family]), ("fast", CASES[family][0])]
 
 
 def conversations(family: str) -> dict[str, list[Part]]:
@@ -85,40 +108,41 @@ def conversations(family: str) -> dict[str, list[Part]]:
     return found
 
 
-def answers(stack: Stack, commands: Path, family: str, name: str, extra_args: tuple[str, ...]) -> dict[str, Answer]:
-    model = cached_checkpoint(family)
-    server = VllmServer(
-        model, extra_args=(*ENGINE, *extra_args), env=environment(commands), name=name, bin_dir=commands
-    )
-    stack.start(server)
-    stack.wait_ready(print)
-    try:
-        return {one: ask(server.url, chat_request(parts)) for one, parts in conversations(family).items()}
-    finally:
-        stack.stop(server)
+def answers(server: VllmServer, family: str) -> dict[str, Answer]:
+    return {name: ask(server.url, chat_request(parts)) for name, parts in conversations(family).items()}
+
+
+def compared(expected: Mapping[str, Answer], found: Mapping[str, Answer]) -> dict[str, Any]:
+    """How many answers there are, and of how many the tokens, and the logprobs too, are equal."""
+    other_tokens = [name for name in expected if found[name].token_ids != expected[name].token_ids]
+    return {
+        "cases": len(expected),
+        "tokens_equal": len(expected) - len(other_tokens),
+        "identical": sum(found[name] == expected[name] for name in expected),
+        "other_tokens": other_tokens,
+    }
+
+
+def is_right(mode: str, figures: Mapping[str, Any]) -> bool:
+    """In both modes the tokens are equal, in `exact` the logprobs too, and in `fast` graphs did it."""
+    all_equal = figures["tokens_equal"] == figures["cases"]
+    how = figures["identical"] == figures["cases"] if mode == "exact" else figures["graph_hits"] > 0
+    return bool(all_equal and how and figures["pulls"] > 0)
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_tokens_and_logprobs_equal_plain_vllms(stack: Stack, commands: Path, family: str) -> None:
-    producer = ProducerServer(
-        cached_checkpoint(family),
-        transports=CASES[family],
-        extra_args=("--mm-encoder-attn-backend", "TORCH_SDPA"),
-        env=environment(commands),
-        bin_dir=commands,
-        name=f"gpu-{family}-producer",
-    )
-    stack.start(producer)
-    expected = answers(stack, commands, family, f"gpu-{family}-plain", ENCODER)
-    found: dict[str, dict[str, Answer]] = {}
-    for transport in CASES[family]:
-        flags = consumer_args(producer.address, transport, without=FAMILIES[family].without_encoder)
-        found[transport] = answers(stack, commands, family, f"gpu-{family}-{transport}", tuple(flags))
-    pulls = {one: producer.metric_reaching(1, "ec_producer_pulls_total", transport=one) for one in CASES[family]}
-    stack.stop(producer)
-    equal = {one: [name for name in expected if found[one][name] == expected[name]] for one in found}
-    if folder := os.environ.get("EC_PRODUCER_REPORT"):
-        figures = {"family": family, "cases": list(expected), "identical": equal, "pulls": pulls}
-        Path(folder, f"{family}.json").write_text(json.dumps(figures, indent=1))
-    assert all(pulls.values())
-    assert found == dict.fromkeys(found, expected)
+def test_tokens_equal_plain_vllms(host: Host, end_to_end: EndToEnd, family: str) -> None:
+    servers = Servers.of(family, host)
+    wrong: dict[str, dict[str, Any]] = {}
+    with Stack() as stack:
+        servers.start(stack)
+        expected = answers(servers.plain, family)
+        for (mode, transport), consumer in servers.consumers.items():
+            figures = compared(expected, answers(consumer, family))
+            producer = servers.producers[mode]
+            figures["pulls"] = int(producer.metric_reaching(1, "ec_producer_pulls_total", transport=transport))
+            figures["graph_hits"] = int(producer.metric("ec_producer_graph_hits_total"))
+            end_to_end.add(family, mode, transport, figures)
+            if not is_right(mode, figures):
+                wrong[f"{mode}, {transport}"] = figures
+    assert not wrong

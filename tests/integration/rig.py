@@ -20,7 +20,7 @@ from consumer_shim.client import Producer, ProducerError
 from producer.admission import Admission
 from producer.core import MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
-from producer.errors import InvalidItemError
+from producer.errors import InternalError, InvalidItemError
 from producer.memory.region import SharedRegion
 from producer.metrics import Metrics
 from producer.publisher import Publisher
@@ -31,6 +31,7 @@ from producer.transport.stream import StreamOutlet
 from producer.wire.contract import WIRE_VERSION, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub, add_EncoderCacheServicer_to_server
+from tests.kit.steps import Done
 
 WIDTH = 64
 FINGERPRINT = "f" * 64
@@ -61,10 +62,11 @@ class Device:
         self.gate.set()
         self.steps: list[list[bytes]] = []
 
-    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+    def launch(self, items: Sequence[PreparedItem]) -> Done:
         self.steps.append([item.inputs for item in items])
         assert self.gate.wait(WAIT_S)
-        return [embedding_of(item.inputs) / (0.0 if item.inputs == b"not finite" else 1.0) for item in items]
+        refusal = InternalError(Reason.NON_FINITE_OUTPUT, "the embedding holds NaN or infinity")
+        return Done([refusal if item.inputs == b"not finite" else embedding_of(item.inputs) for item in items])
 
 
 class BrokenOutlet(Outlet):
@@ -122,12 +124,11 @@ class Rig:
         region = self._stack.enter_context(SharedRegion.create("ec-producer-test", pool_bytes))
         self.pool = EmbeddingPool(region, epoch=EPOCH, lease_s=lease_s, max_leases=max_leases, clock=lambda: self.now_s)
         self.loop = StepLoop(
-            self.device.encode,
-            Publisher(self.pool, self.metrics).publish,
+            self.device.launch,
+            Publisher(self.pool).publish,
             max_rows=MAX_BATCH_ROWS,
             max_items=4,
             metrics=self.metrics,
-            graph_miss_reason="no_device",
         )
         self.admission = Admission(
             self.pool,

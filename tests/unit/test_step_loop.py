@@ -14,6 +14,7 @@ from producer.errors import InternalError, OverloadedError, UnavailableError
 from producer.metrics import Metrics
 from producer.step_loop import StepLoop
 from producer.wire.contract import Reason
+from tests.kit.steps import Done
 from tests.unit.conftest import prepared, sample
 
 WAIT_S = 30.0
@@ -33,7 +34,7 @@ class Device:
         self.bad_items: dict[str, Exception] = {}
         self.bad_publishes: dict[str, Exception] = {}
 
-    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+    def launch(self, items: Sequence[PreparedItem]) -> Done:
         self.threads.add(threading.current_thread().name)
         self.steps.append([item.key for item in items])
         self.is_busy.set()
@@ -41,7 +42,7 @@ class Device:
         for item in items:
             if item.key in self.bad_items:
                 raise self.bad_items[item.key]
-        return [torch.zeros(item.num_rows, 8) for item in items]
+        return Done([torch.zeros(item.num_rows, 8) for item in items])
 
     def publish(self, item: PreparedItem, embedding: torch.Tensor) -> None:
         self.threads.add(threading.current_thread().name)
@@ -63,7 +64,7 @@ def device() -> Device:
 @pytest.fixture
 def loop(device: Device, metrics: Metrics) -> Iterator[StepLoop]:
     loop = StepLoop(
-        device.encode, device.publish, max_rows=16, max_items=3, metrics=metrics, graph_miss_reason="no_device"
+        device.launch, device.publish, max_rows=16, max_items=3, metrics=metrics
     )
     loop.start()
     yield loop
@@ -109,8 +110,6 @@ def test_counts_say_what_ran(loop: StepLoop, device: Device, metrics: Metrics) -
     device.gate.set()
     for done in waiting:
         done.result(WAIT_S)
-    assert sample(metrics, "graph_misses_total", reason="no_device") == 2
-    assert sample(metrics, "graph_hits_total") == 0
     assert (sample(metrics, "step_items_count"), sample(metrics, "step_items_sum")) == (2, 3)
     assert sample(metrics, "stage_seconds_count", stage="queue") == 3
     assert sample(metrics, "stage_seconds_count", stage="encode") == 2
@@ -204,7 +203,7 @@ def test_a_publish_that_breaks_is_an_internal_error(loop: StepLoop, device: Devi
 
 def test_an_encoder_that_returns_too_few_embeddings_is_an_internal_error(metrics: Metrics) -> None:
     loop = StepLoop(
-        lambda items: [], lambda item, rows: None, max_rows=16, max_items=3, metrics=metrics, graph_miss_reason=""
+        lambda items: Done([]), lambda item, rows: None, max_rows=16, max_items=3, metrics=metrics
     )
     loop.start()
     done = loop.submit(prepared(1))
@@ -243,7 +242,7 @@ def test_a_stopped_loop_takes_nothing(loop: StepLoop) -> None:
 
 
 def test_stopping_twice_or_without_a_start_is_harmless(device: Device, metrics: Metrics) -> None:
-    loop = StepLoop(device.encode, device.publish, max_rows=1, max_items=1, metrics=metrics, graph_miss_reason="")
+    loop = StepLoop(device.launch, device.publish, max_rows=1, max_items=1, metrics=metrics)
     loop.stop()
     loop.stop()
 
@@ -302,7 +301,7 @@ def test_a_thread_that_dies_leaves_nobody_waiting(loop: StepLoop, device: Device
 
 
 def test_a_stuck_step_does_not_hold_up_the_end(device: Device, metrics: Metrics) -> None:
-    loop = StepLoop(device.encode, device.publish, max_rows=1, max_items=1, metrics=metrics, graph_miss_reason="")
+    loop = StepLoop(device.launch, device.publish, max_rows=1, max_items=1, metrics=metrics)
     loop.start()
     begin_step(loop, device)
     assert not loop.stop(timeout_s=0.1)

@@ -1,0 +1,357 @@
+"""Captured graphs of the encoder, on vLLM's `SupportsEncoderCudaGraph`: capture, ingest, replay.
+
+All budgets of a path share their static inputs and their output, each as a view of the largest's, and all graphs share
+one memory pool. So between an ingest and the copy of its replay's output nothing else may run: one thread, one stream.
+"""
+
+import gc
+import itertools
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from vllm.model_executor.models.interfaces import SupportsEncoderCudaGraph
+from vllm.utils.jsontree import json_map_leaves
+from vllm.v1.worker.encoder_cudagraph_defs import ENCODER_CUDAGRAPH_AXIS_KEYS_KWARG
+
+from producer.runner.budgets import ladder, smallest_fit
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PATH = "default"
+AxisKeys = tuple[Hashable, ...]
+
+
+class Graph(Protocol):
+    """What was recorded of a function: `replay` does it again, with what its tensors hold then."""
+
+    def replay(self) -> None: ...
+
+
+Record = Callable[[Callable[[], None]], Graph]
+"""Runs a function once or more and makes a graph of it."""
+
+
+class CudaRecorder:
+    """Records into one pool of device memory, on a stream of its own."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, body: Callable[[], None]) -> Graph:
+        with torch.cuda.stream(self._stream):
+            body()  # libraries choose kernels and take workspaces at their first call
+        self._stream.synchronize()
+        graph: Graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            body()
+        return graph
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one item takes of a graph."""
+
+    num_rows: int  # of its embedding
+    rows: Mapping[str, int]  # by path; 0 where the item does not go that way
+    num_sequences: int  # a video's frames attend by themselves, as if they were images
+    axis_keys: AxisKeys
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """One graph and its tensors, views of those that its path's graphs share."""
+
+    num_rows: int
+    graph: Graph
+    inputs: dict[str, torch.Tensor]
+    output: torch.Tensor  # [num_rows, width]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Items whose inputs lie in the graphs' static buffers: to be replayed before anything else is loaded."""
+
+    captured: dict[str, _Captured]  # by path
+    rows: dict[str, int]
+    kwargs: dict[str, Any]
+    needs: Sequence[Need]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the items."""
+        return sum(self.rows.values())
+
+    @property
+    def budgets(self) -> list[int]:
+        """Rows of the graphs that will be replayed."""
+        return [one.num_rows for one in self.captured.values()]
+
+    @property
+    def num_padding_rows(self) -> int:
+        """Rows that are computed for nothing."""
+        return sum(self.budgets) - self.num_rows
+
+
+class EncoderGraphs:
+    """Owns the graphs and their buffers. For one thread; nothing is captured before `capture`."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        smallest: int,
+        largest: int,
+        max_items: int,
+        record: Record,
+    ) -> None:
+        """Graphs of at most `max_items` items, for `smallest` to `largest` rows.
+
+        Args:
+            model: vLLM's, one that implements `SupportsEncoderCudaGraph`.
+            device: where it lies.
+            dtype: of its weights.
+            smallest: rows of the smallest budget.
+            largest: rows of the largest budget.
+            max_items: images, or frames of videos, in one replay.
+            record: makes a graph of a function.
+        """
+        self._model = model
+        self._device = device
+        self._dtype = dtype
+        self._max_items = max_items
+        self._record = record
+        self._config = model.get_encoder_cudagraph_config()
+        own = type(model).postprocess_encoder_output
+        self._reads_inputs_late = own is not SupportsEncoderCudaGraph.postprocess_encoder_output
+        self.budgets = ladder(max(smallest, max_items), largest, multiple=max_items)
+        self._captured: dict[tuple[str, AxisKeys], dict[int, _Captured]] = {}
+        self._shared: dict[str, dict[str, torch.Tensor]] = {}
+
+    @property
+    def modalities(self) -> list[str]:
+        """What the model can replay."""
+        return list(self._config.modalities)
+
+    @property
+    def captured_rows(self) -> list[int]:
+        """Budgets of which there is at least one graph, ascending; empty until `capture` has succeeded."""
+        return sorted({num_rows for graphs in self._captured.values() for num_rows in graphs})
+
+    @property
+    def num_graphs(self) -> int:
+        return sum(map(len, self._captured.values()))
+
+    def capture(self) -> None:
+        """Captures every path, axis and budget, largest first; all of them or, where one fails, none.
+
+        Raises:
+            Exception: whatever the model or the device raises.
+        """
+        try:
+            with torch.inference_mode(), _frozen_garbage():
+                for path, axis_keys, budget in self._wanted():
+                    self._capture_one(path, axis_keys, budget, self._record)
+        except BaseException:
+            self.clear()
+            raise
+
+    def rehearse(self) -> None:
+        """Runs all that `capture` would, but records nothing: libraries choose kernels and load them meanwhile.
+
+        Raises:
+            Exception: whatever the model or the device raises.
+        """
+        try:
+            with torch.inference_mode():
+                for path, axis_keys, budget in self._wanted():
+                    self._capture_one(path, axis_keys, budget, _rehearsed)
+        finally:
+            self.clear()
+
+    def clear(self) -> None:
+        """Lets go of all graphs and buffers."""
+        self._captured.clear()
+        self._shared.clear()
+
+    def need(self, kwargs: Mapping[str, Any], modality: str) -> Need:
+        """What the one item in `kwargs`, which may lie on the host, takes."""
+        (spec,) = self._model.get_encoder_cudagraph_item_specs(kwargs)
+        axis_keys: AxisKeys = ()
+        if self._config.capture_axes:
+            axis_keys = self._model.select_encoder_cudagraph_items(kwargs, [0])[ENCODER_CUDAGRAPH_AXIS_KEYS_KWARG]
+        grid = kwargs.get(f"{modality}_grid_thw")
+        return Need(
+            num_rows=spec.output_tokens,
+            rows={path: spec.get_path_output_tokens(path) for path in self._config.paths},
+            num_sequences=1 if grid is None else int(grid[0][0]),
+            axis_keys=axis_keys,
+        )
+
+    def why_not(self, need: Need) -> str:
+        """Why no graph can do an item that needs this; "" where one can."""
+        if need.num_sequences > self._max_items:
+            return "too_many_sequences"
+        return "" if self.fits([need]) else "too_large"
+
+    def fits(self, needs: Sequence[Need]) -> bool:
+        """Whether one replay, of one graph a path, can do all of these items."""
+        return (
+            len(needs) <= self._max_items
+            and sum(need.num_sequences for need in needs) <= self._max_items
+            and all(need.axis_keys == needs[0].axis_keys for need in needs)
+            and self._choose(needs) is not None
+        )
+
+    def load(self, kwargs: dict[str, Any], needs: Sequence[Need]) -> Loaded | None:
+        """The ingest: moves the inputs of items that fit to static buffers. None, with nothing moved, if they do not.
+
+        Args:
+            kwargs: the model's, of the items of `needs`. Tensors are read by what is put on the current stream.
+            needs: of each item.
+        """
+        captured = self._choose(needs)
+        assert captured is not None
+        if self._config.capture_axes:
+            kwargs = self._model.select_encoder_cudagraph_items(kwargs, list(range(len(needs))))
+            kwargs.pop(ENCODER_CUDAGRAPH_AXIS_KEYS_KWARG)
+        values = {path: self._replay_values(kwargs, path) for path in captured}
+        if not all(_holds(captured[path].inputs, values[path]) for path in captured):
+            return None
+        for path, one in captured.items():
+            self._ingest(one.inputs, values[path])
+        if self._reads_inputs_late:
+            kwargs = json_map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, kwargs)
+        rows = {path: sum(need.rows[path] for need in needs) for path in captured}
+        return Loaded(captured, rows, kwargs, needs)
+
+    def replay(self, loaded: Loaded) -> list[torch.Tensor]:
+        """Embeddings of the items, one `[num_rows, width]` tensor each, copied out of the graphs' output."""
+        outputs = {}
+        for path, one in loaded.captured.items():
+            one.graph.replay()
+            outputs[path] = one.output
+        num_items = len(loaded.needs)
+        embeddings: dict[int, torch.Tensor] = {}
+        self._model.postprocess_encoder_output(
+            outputs,
+            list(range(num_items)),
+            [need.num_rows for need in loaded.needs],
+            embeddings,
+            clone=True,
+            batch_mm_kwargs=loaded.kwargs,
+        )
+        return [embeddings[index] for index in range(num_items)]
+
+    def _wanted(self) -> Iterator[tuple[str, AxisKeys, int]]:
+        for path, policy in self._config.paths.items():
+            budgets = self.budgets
+            if policy.min_token_budget is not None:
+                multiple = min(self._max_items, policy.min_token_budget)
+                budgets = ladder(policy.min_token_budget, self.budgets[-1], multiple=multiple)
+            for budget in reversed(budgets):
+                for axis_keys in itertools.product(*self._config.capture_axes):
+                    yield path, axis_keys, budget
+
+    def _capture_one(self, path: str, axis_keys: AxisKeys, budget: int, record: Record) -> None:
+        values = self._model.prepare_encoder_cudagraph_capture_inputs(
+            budget, self._max_items, self._max_items, self._device, self._dtype, path, axis_keys
+        ).values
+        inputs = {name: self._share(path, name, value) for name, value in values.items() if value is not None}
+        absent = {name: None for name, value in values.items() if value is None}
+        shape = self._model.encoder_cudagraph_forward({**inputs, **absent}, path=path).shape
+        graphs = self._captured.setdefault((path, axis_keys), {})
+        num_rows = shape[0]
+        if num_rows in graphs:
+            return  # items of a fixed size: the next larger budget holds as many
+        output = self._share(path, "", torch.empty(shape, dtype=self._dtype, device=self._device))
+
+        def body() -> None:
+            output.copy_(self._model.encoder_cudagraph_forward({**inputs, **absent}, path=path))
+
+        graphs[num_rows] = _Captured(num_rows, record(body), inputs, output)
+
+    def _share(self, path: str, name: str, value: torch.Tensor) -> torch.Tensor:
+        """`value` as a view of the buffer of that name, whose first and largest user's tensor it is."""
+        buffers = self._shared.setdefault(path, {})
+        whole = buffers.setdefault(name, value)
+        if (
+            value.ndim == 0
+            or whole.shape[1:] != value.shape[1:]
+            or whole.dtype != value.dtype
+            or len(whole) < len(value)
+        ):
+            return value
+        view = whole[: len(value)]
+        if view.data_ptr() != value.data_ptr():
+            view.copy_(value)
+        return view
+
+    def _choose(self, needs: Sequence[Need]) -> dict[str, _Captured] | None:
+        """The smallest graph of each path that the items go, if each has one."""
+        chosen = {}
+        for path in self._config.paths:
+            num_rows = sum(need.rows[path] for need in needs)
+            graphs = self._captured.get((path, needs[0].axis_keys), {})
+            budget = smallest_fit(sorted(graphs), num_rows)
+            if num_rows and budget is None:
+                return None
+            if num_rows and budget is not None:
+                chosen[path] = graphs[budget]
+        return chosen
+
+    def _replay_values(self, kwargs: dict[str, Any], path: str) -> dict[str, torch.Tensor | None]:
+        replayed = self._model.prepare_encoder_cudagraph_replay_buffers(kwargs, self._max_items, self._max_items, path)
+        values: dict[str, torch.Tensor | None] = replayed.values
+        return values
+
+    def _ingest(self, inputs: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor | None]) -> None:
+        for name, static in inputs.items():
+            value = values.get(name)
+            if value is None:
+                continue
+            if static.ndim == 0:
+                static.copy_(value, non_blocking=True)
+            elif pad := self._config.padding_logics.get(name):
+                pad(static, value)
+            else:
+                static[: len(value)].copy_(value, non_blocking=True)
+                static[len(value) :].zero_()
+
+
+class _Rehearsed:
+    """What is left of a function that was run once."""
+
+    def replay(self) -> None:
+        raise AssertionError("it was not recorded")
+
+
+def _rehearsed(body: Callable[[], None]) -> Graph:
+    body()
+    return _Rehearsed()
+
+
+def _holds(inputs: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor | None]) -> bool:
+    """Whether every value has room in the static input of its name."""
+    for name, static in inputs.items():
+        value = values.get(name)
+        if value is not None and static.ndim and (len(value) > len(static) or value.shape[1:] != static.shape[1:]):
+            return False
+    return True
+
+
+@contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    """Objects that are there already are not looked at by the collector, which each capture would start."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
