@@ -32,7 +32,7 @@ from producer.core import ModelInfo
 from producer.errors import UnsupportedModelError
 from producer.runner import guard
 from producer.runner.fingerprint import fingerprint
-from producer.runner.graphs import EncoderGraphs, Record
+from producer.runner.graphs import EncoderGraphs, Recorder
 from producer.stand_in import choose_forms
 from producer.wire.families import embedding_width
 
@@ -94,6 +94,12 @@ class VllmEncoder:
         self._rendezvous: tempfile.TemporaryDirectory[str] | None = None
 
     @property
+    def weights_bytes(self) -> int:
+        """Of the loaded model's parameters and buffers."""
+        model = self._model
+        return sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+
+    @property
     def dtype(self) -> str:
         """Element type of the embeddings."""
         return str(self.model_config.dtype).removeprefix("torch.")
@@ -142,7 +148,7 @@ class VllmEncoder:
         with set_current_vllm_config(self._config), torch.inference_mode():
             return list(self._model.embed_multimodal(**kwargs))
 
-    def graphs(self, largest: int, max_items: int, record: Record) -> EncoderGraphs | None:
+    def graphs(self, largest: int, max_items: int, recorder: Recorder) -> EncoderGraphs | None:
         """Graphs of up to `largest` rows, not captured yet; None where the model's code has no support for them."""
         if not supports_encoder_cudagraph(self._model):
             return None
@@ -154,7 +160,7 @@ class VllmEncoder:
             smallest=smallest,
             largest=largest,
             max_items=max_items,
-            record=record,
+            recorder=recorder,
         )
 
     def close(self) -> None:

@@ -76,7 +76,6 @@ def _plan(
 ) -> tuple[EncoderGraphs | None, str]:
     """`graphs` captured and paid for, or none and why."""
     memory, limit_bytes = CudaMemory(encoder.device), settings.device_memory_bytes
-    weights_bytes = torch.cuda.memory_allocated(encoder.device)
     trial = _runner(encoder, SlotRing.allocate(2, settings.slot_bytes, encoder.device), None, "", Metrics())
 
     def largest_step() -> None:
@@ -84,12 +83,12 @@ def _plan(
             trial.launch([sample] * max(1, settings.max_batch_rows // max(1, sample.num_rows))).finish()
 
     def plan(graphs: EncoderGraphs | None) -> MemoryPlan:
-        return plan_memory(memory, graphs, largest_step, weights_bytes=weights_bytes, limit_bytes=limit_bytes)
+        return plan_memory(memory, graphs, largest_step, weights_bytes=encoder.weights_bytes, limit_bytes=limit_bytes)
 
     try:
         made = plan(graphs)
     except CaptureFailedError as error:
-        logger.error("NO GRAPHS: their capture failed, so every step runs eagerly: %s", error)
+        logger.error("NO GRAPHS: their capture failed, so every step runs eagerly: %s", str(error))
         graphs, why_none = None, "capture_failed"
         made = plan(None)
     for part, num_bytes in made.parts.items():

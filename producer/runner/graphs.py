@@ -31,8 +31,14 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-Record = Callable[[Callable[[], None]], Graph]
-"""Runs a function once or more and makes a graph of it."""
+class Recorder(Protocol):
+    """What makes graphs of functions."""
+
+    def rehearse(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Runs `function` where `record` would record it: libraries load kernels and take workspaces meanwhile."""
+        ...
+
+    def record(self, function: Callable[[], torch.Tensor]) -> Graph: ...
 
 
 class CudaRecorder:
@@ -42,13 +48,17 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def __call__(self, body: Callable[[], None]) -> Graph:
+    def rehearse(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            body()  # libraries choose kernels and take workspaces at their first call
+            found = function()
         self._stream.synchronize()
+        return found
+
+    def record(self, function: Callable[[], torch.Tensor]) -> Graph:
         graph: Graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            body()
+            function()
         return graph
 
 
@@ -109,7 +119,7 @@ class EncoderGraphs:
         smallest: int,
         largest: int,
         max_items: int,
-        record: Record,
+        recorder: Recorder,
     ) -> None:
         """Graphs of at most `max_items` items, for `smallest` to `largest` rows.
 
@@ -120,13 +130,13 @@ class EncoderGraphs:
             smallest: rows of the smallest budget.
             largest: rows of the largest budget.
             max_items: images, or frames of videos, in one replay.
-            record: makes a graph of a function.
+            recorder: makes graphs of functions.
         """
         self._model = model
         self._device = device
         self._dtype = dtype
         self._max_items = max_items
-        self._record = record
+        self._recorder = recorder
         self._config = model.get_encoder_cudagraph_config()
         own = type(model).postprocess_encoder_output
         self._reads_inputs_late = own is not SupportsEncoderCudaGraph.postprocess_encoder_output
@@ -156,22 +166,23 @@ class EncoderGraphs:
         """
         try:
             with torch.inference_mode(), _frozen_garbage():
-                for path, axis_keys, budget in self._wanted():
-                    self._capture_one(path, axis_keys, budget, self._record)
+                for wanted in self._wanted():
+                    self._capture_one(*wanted)
         except BaseException:
             self.clear()
             raise
 
     def rehearse(self) -> None:
-        """Runs all that `capture` would, but records nothing: libraries choose kernels and load them meanwhile.
+        """Runs all that `capture` records, so that nothing is done for the first time in a capture; to come before it.
 
         Raises:
             Exception: whatever the model or the device raises.
         """
         try:
             with torch.inference_mode():
-                for path, axis_keys, budget in self._wanted():
-                    self._capture_one(path, axis_keys, budget, _rehearsed)
+                for wanted in self._wanted():
+                    _, forward = self._bind(*wanted)
+                    self._recorder.rehearse(forward)
         finally:
             self.clear()
 
@@ -259,23 +270,26 @@ class EncoderGraphs:
                 for axis_keys in itertools.product(*self._config.capture_axes):
                     yield path, axis_keys, budget
 
-    def _capture_one(self, path: str, axis_keys: AxisKeys, budget: int, record: Record) -> None:
+    def _bind(
+        self, path: str, axis_keys: AxisKeys, budget: int
+    ) -> tuple[dict[str, torch.Tensor], Callable[[], torch.Tensor]]:
+        """Static inputs for a graph, and the encoder on them."""
         values = self._model.prepare_encoder_cudagraph_capture_inputs(
             budget, self._max_items, self._max_items, self._device, self._dtype, path, axis_keys
         ).values
         inputs = {name: self._share(path, name, value) for name, value in values.items() if value is not None}
         absent = {name: None for name, value in values.items() if value is None}
-        shape = self._model.encoder_cudagraph_forward({**inputs, **absent}, path=path).shape
+        return inputs, lambda: self._model.encoder_cudagraph_forward({**inputs, **absent}, path=path)
+
+    def _capture_one(self, path: str, axis_keys: AxisKeys, budget: int) -> None:
+        inputs, forward = self._bind(path, axis_keys, budget)
+        found = self._recorder.rehearse(forward)
         graphs = self._captured.setdefault((path, axis_keys), {})
-        num_rows = shape[0]
-        if num_rows in graphs:
-            return  # items of a fixed size: the next larger budget holds as many
-        output = self._share(path, "", torch.empty(shape, dtype=self._dtype, device=self._device))
-
-        def body() -> None:
-            output.copy_(self._model.encoder_cudagraph_forward({**inputs, **absent}, path=path))
-
-        graphs[num_rows] = _Captured(num_rows, record(body), inputs, output)
+        num_rows = len(found)
+        if num_rows not in graphs:  # where items have a fixed size, the next larger budget holds as many
+            output = self._share(path, "", torch.empty_like(found))
+            graph = self._recorder.record(lambda: output.copy_(forward()))
+            graphs[num_rows] = _Captured(num_rows, graph, inputs, output)
 
     def _share(self, path: str, name: str, value: torch.Tensor) -> torch.Tensor:
         """`value` as a view of the buffer of that name, whose first and largest user's tensor it is."""
@@ -323,18 +337,6 @@ class EncoderGraphs:
             else:
                 static[: len(value)].copy_(value, non_blocking=True)
                 static[len(value) :].zero_()
-
-
-class _Rehearsed:
-    """What is left of a function that was run once."""
-
-    def replay(self) -> None:
-        raise AssertionError("it was not recorded")
-
-
-def _rehearsed(body: Callable[[], None]) -> Graph:
-    body()
-    return _Rehearsed()
 
 
 def _holds(inputs: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor | None]) -> bool:

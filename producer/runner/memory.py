@@ -187,8 +187,11 @@ def _capture(memory: DeviceMemory, capture: Callable[[], None]) -> None:
     try:
         capture()
     except Exception as error:
-        memory.used_bytes()  # gives back what is not used any more
-        raise CaptureFailedError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    else:
+        return
+    memory.used_bytes()  # gives back what is not used any more; the error, gone here, had kept it
+    raise CaptureFailedError(said)
 
 
 def _mib(num_bytes: int) -> str:

@@ -42,7 +42,9 @@ def reported(name: str) -> dict[str, Any]:
 
 
 def _command() -> str:
-    return os.environ.get(COMMAND) or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return os.environ.get(COMMAND) or shlex.join([name, *sys.argv[1:]])
 
 
 def _hardware() -> dict[str, Any]:

@@ -17,13 +17,17 @@ import torch
 class _Again:
     """A graph: it does again, on the same tensors, what was recorded."""
 
-    replay: Callable[[], None]
+    replay: Callable[[], torch.Tensor]
 
 
-def record(body: Callable[[], None]) -> Any:
+class Recorder:
     """In the place of `CudaRecorder`."""
-    body()
-    return _Again(body)
+
+    def rehearse(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return function()
+
+    def record(self, function: Callable[[], torch.Tensor]) -> Any:
+        return _Again(function)
 
 
 @contextmanager

@@ -121,8 +121,8 @@ def engine(
         encoder.load()
         if encoder.device.type == "cpu":
             guard.clear_tails(encoder._model)
-        record = emulated.record if encoder.device.type == "cpu" else CudaRecorder()
-        graphs = encoder.graphs(graph_rows, MAX_ITEMS, record)
+        recorder = emulated.Recorder() if encoder.device.type == "cpu" else CudaRecorder()
+        graphs = encoder.graphs(graph_rows, MAX_ITEMS, recorder)
         if capture and graphs is not None:
             graphs.rehearse()
             graphs.capture()

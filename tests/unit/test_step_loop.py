@@ -63,9 +63,7 @@ def device() -> Device:
 
 @pytest.fixture
 def loop(device: Device, metrics: Metrics) -> Iterator[StepLoop]:
-    loop = StepLoop(
-        device.launch, device.publish, max_rows=16, max_items=3, metrics=metrics
-    )
+    loop = StepLoop(device.launch, device.publish, max_rows=16, max_items=3, metrics=metrics)
     loop.start()
     yield loop
     device.gate.set()
@@ -202,9 +200,7 @@ def test_a_publish_that_breaks_is_an_internal_error(loop: StepLoop, device: Devi
 
 
 def test_an_encoder_that_returns_too_few_embeddings_is_an_internal_error(metrics: Metrics) -> None:
-    loop = StepLoop(
-        lambda items: Done([]), lambda item, rows: None, max_rows=16, max_items=3, metrics=metrics
-    )
+    loop = StepLoop(lambda items: Done([]), lambda item, rows: None, max_rows=16, max_items=3, metrics=metrics)
     loop.start()
     done = loop.submit(prepared(1))
     while loop._thread.is_alive() and not done.done():
