@@ -130,10 +130,14 @@ class VllmEncoder:
         )
 
     def on_progress(self, tick: Callable[[], None]) -> None:
-        """Has `tick` called after each block of the encoder: a large batch on a slow device is not a stuck one."""
+        """Has `tick` called after each part of each block: a large batch on a slow device is not a stuck one.
+
+        Not after the blocks alone: those of a class that vLLM may compile are called past their hooks.
+        """
         for module in self._model.modules():
             for block in module if isinstance(module, torch.nn.ModuleList) else ():
-                block.register_forward_hook(lambda *_: tick())
+                for part in (block, *block.children()):
+                    part.register_forward_hook(lambda *_: tick())
 
     def decode(self, frames: Any) -> MultiModalKwargsItem:
         """What vLLM's processor made of an item, from the frames in which it came; its tensors lie in those."""

@@ -62,7 +62,11 @@ def _graphs(encoder: VllmEncoder, settings: EngineSettings) -> tuple[EncoderGrap
         return None, "eager"
     if encoder.device.type != "cuda":
         return None, "no_device"
-    graphs = encoder.graphs(settings.graph_rows, settings.graph_items, CudaRecorder())
+    try:
+        graphs = encoder.graphs(settings.graph_rows, settings.graph_items, CudaRecorder())
+    except Exception as error:  # the model's own code, which may not be as complete as its class says
+        logger.error("NO GRAPHS: the model's support for them fails with %s: %s", type(error).__name__, error)
+        return None, "unsupported_model"
     return (graphs, "") if graphs is not None else (None, "unsupported_model")
 
 

@@ -125,6 +125,9 @@ METRICS = {
     "ec_producer_step_items": "histogram",
     "ec_producer_graph_hits": "counter",
     "ec_producer_graph_misses": "counter",
+    "ec_producer_graph_replays": "counter",
+    "ec_producer_graph_rows": "counter",
+    "ec_producer_device_bytes": "gauge",
     "ec_producer_non_finite_outputs": "counter",
     "ec_producer_pulls": "counter",
     "ec_producer_pull_bytes": "counter",
@@ -153,6 +156,16 @@ FLAGS = {
     "--mooncake-protocol",
     "--dtype",
     "--mm-encoder-attn-backend",
+    "--fidelity",
+    "--eager",
+    "--require-graphs",
+    "--graph-rows",
+    "--graph-items",
+    "--compile-mm-encoder",
+    "--steps-in-flight",
+    "--slots",
+    "--slot-bytes",
+    "--device-memory-bytes",
     "--trust-remote-code",
     "--revision",
     "--mm-processor-kwargs",
@@ -254,6 +267,9 @@ def test_labels() -> None:
     metrics.shared.labels(source="pool")
     metrics.stage_seconds.labels(stage="encode")
     metrics.graph_misses.labels(reason="no_device")
+    metrics.graph_replays.labels(budget="64")
+    metrics.graph_rows.labels(kind="padding")
+    metrics.device_bytes.labels(part="weights")
     metrics.pulls.labels(transport="grpc")
     metrics.pull_bytes.labels(transport="grpc")
 

@@ -9,7 +9,7 @@ does not reproduce what a real fault does to a device's memory.
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ from producer.cli import main
 def add_faults(folder: Path) -> None:
     from producer.runner.encoder import VllmEncoder
 
-    encode, on_progress = VllmEncoder.encode, VllmEncoder.on_progress
+    embed, on_progress = VllmEncoder.embed, VllmEncoder.on_progress
     ticks: list[Callable[[], None]] = []
 
     def remember(self: Any, tick: Callable[[], None]) -> None:
         ticks.append(tick)
         on_progress(self, tick)
 
-    def faulty(self: Any, items: Sequence[Any]) -> list[torch.Tensor]:
+    def faulty(self: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         while (folder / "stuck").exists():
             time.sleep(0.05)
         while (folder / "slow").exists():
@@ -36,9 +36,9 @@ def add_faults(folder: Path) -> None:
             ticks[-1]()
         if (folder / "lost").exists():
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-        return encode(self, items)
+        return embed(self, kwargs)
 
-    VllmEncoder.on_progress, VllmEncoder.encode = remember, faulty  # type: ignore[method-assign]
+    VllmEncoder.on_progress, VllmEncoder.embed = remember, faulty  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

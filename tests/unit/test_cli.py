@@ -62,6 +62,13 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "--mooncake-protocol": "rdma",
         "--dtype": "float32",
         "--mm-encoder-attn-backend": "TORCH_SDPA",
+        "--fidelity": "exact",
+        "--graph-rows": "2048",
+        "--graph-items": "16",
+        "--steps-in-flight": "3",
+        "--slots": "5",
+        "--slot-bytes": "15MiB",
+        "--device-memory-bytes": "17GiB",
         "--revision": "main",
         "--mm-processor-kwargs": '{"max_pixels": 4}',
         "--media-io-kwargs": '{"image": {"image_mode": "RGB"}}',
@@ -95,7 +102,7 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "--drain-s": "14",
     }
     arguments = [part for flag in flags.items() for part in flag]
-    assert cli.main(["serve", "m", "--trust-remote-code", *arguments]) == 0
+    assert cli.main(["serve", "m", "--trust-remote-code", "--eager", "--require-graphs", *arguments]) == 0
     changed = dataclasses.asdict(served[0])
     assert changed == {
         "model": "m",
@@ -112,6 +119,16 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "mooncake_protocol": "rdma",
         "dtype": "float32",
         "mm_encoder_attn_backend": "TORCH_SDPA",
+        "fidelity": "exact",
+        "eager": True,
+        "require_graphs": True,
+        "graph_rows": 2048,
+        "graph_items": 16,
+        "compile_mm_encoder": False,  # not if 'exact'
+        "steps_in_flight": 3,
+        "slots": 5,
+        "slot_bytes": 15 << 20,
+        "device_memory_bytes": 17 << 30,
         "trust_remote_code": True,
         "revision": "main",
         "mm_processor_kwargs": {"max_pixels": 4},
@@ -147,6 +164,11 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
     }
 
 
+def test_compiling_is_a_switch(served: list[ServeConfig]) -> None:
+    assert cli.main(["serve", "m", "--compile-mm-encoder"]) == 0
+    assert served == [ServeConfig(model="m", compile_mm_encoder=True)]
+
+
 def test_transports_add_up(served: list[ServeConfig]) -> None:
     cli.main(["serve", "m", "--transport", "grpc", "--transport", "nixl"])
     assert served[0].transports == ("shm", "nixl", "grpc")
@@ -173,6 +195,10 @@ def test_help_names_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
         (["--pool-bytes", "1GB"], ["--pool-bytes", "'1GB'", "KiB, MiB, GiB or TiB"]),
         (["--pool-bytes", "1KiB"], ["pool_bytes is 1024", "1048576 to 70368744177664"]),
         (["--dtype", "float8"], ["dtype is 'float8'", "auto, bfloat16, float16, float32"]),
+        (["--fidelity", "best"], ["fidelity is 'best'", "fast, exact"]),
+        (["--graph-rows", "0"], ["graph_rows is 0", "1 to 1048576"]),
+        (["--slots", "1"], ["slots is 1", "0 and 2 or more"]),
+        (["--compile-mm-encoder", "--fidelity", "exact"], ["compile_mm_encoder is set", "fidelity is 'exact'"]),
         (["--transport", "telepathy"], ["transport is 'telepathy'", "shm, nixl, mooncake, grpc"]),
         (["--listen", "nowhere"], ["listen is 'nowhere'", "host:port"]),
         (["--metrics-listen", "host:99999"], ["metrics_listen is 'host:99999'", "0 to 65535"]),

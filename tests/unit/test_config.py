@@ -135,6 +135,25 @@ def test_no_message_is_larger_than_protobuf_allows() -> None:
     assert serve_config(max_request_bytes=2000 << 20).max_message_bytes < 2**31
 
 
+# The engine
+
+
+@pytest.mark.parametrize(("slots", "steps", "num_slots"), [(0, 1, 2), (0, 2, 3), (0, 8, 9), (2, 2, 2), (64, 1, 64)])
+def test_the_ring_has_a_slot_more_than_steps_unless_told(slots: int, steps: int, num_slots: int) -> None:
+    assert serve_config(slots=slots, steps_in_flight=steps).num_slots == num_slots
+
+
+def test_one_slot_is_no_ring() -> None:
+    with pytest.raises(ValueError, match="slots is 1; allowed are 0 and 2 or more"):
+        serve_config(slots=1)
+
+
+def test_what_is_compiled_is_not_exact() -> None:
+    assert serve_config(compile_mm_encoder=True).fidelity == "fast"
+    with pytest.raises(ValueError, match="compile_mm_encoder is set and fidelity is 'exact'; compiling changes the la"):
+        serve_config(compile_mm_encoder=True, fidelity="exact")
+
+
 # Sizes
 
 

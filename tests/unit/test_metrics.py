@@ -23,6 +23,16 @@ def test_the_pool_is_read_at_each_scrape(metrics: Metrics) -> None:
     assert sample(metrics, "pool_entries") == 2
 
 
+def test_a_replay_counts_its_items_its_rows_and_its_graphs(metrics: Metrics) -> None:
+    """Of an encoder with two paths, each has a graph of its own."""
+    metrics.count_replay(num_items=3, num_rows=50, num_padding_rows=14, budgets=[64])
+    metrics.count_replay(num_items=1, num_rows=90, num_padding_rows=38, budgets=[64, 64])
+    metrics.count_replay(num_items=1, num_rows=8, num_padding_rows=0, budgets=[8])
+    assert sample(metrics, "graph_hits_total") == 5
+    assert [sample(metrics, "graph_rows_total", kind=kind) for kind in ("real", "padding")] == [148, 52]
+    assert [sample(metrics, "graph_replays_total", budget=budget) for budget in ("64", "8", "16")] == [3, 1, 0]
+
+
 def test_two_producers_in_one_process_do_not_meet(metrics: Metrics) -> None:
     metrics.non_finite.inc()
     assert sample(Metrics(), "non_finite_outputs_total") == 0

@@ -5,6 +5,9 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -303,3 +306,202 @@ def test_a_stuck_step_does_not_hold_up_the_end(device: Device, metrics: Metrics)
     assert not loop.stop(timeout_s=0.1)
     device.gate.set()
     assert loop.stop(WAIT_S)
+
+
+# Steps beside each other
+
+
+class AsyncDevice(Device):
+    """Steps whose results come when a test opens their gate. `log` is what was launched, waited for and finished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+        self.gates: dict[str, threading.Event] = {}
+        self.bad_finishes: dict[str, BaseException] = {}
+        self.changed = threading.Condition()
+
+    def launch(self, items: Sequence[PreparedItem]) -> Any:
+        self._say("launch", items)
+        done = super().launch(items)
+        return SimpleNamespace(finish=lambda: self._finish(items, done))
+
+    def _finish(self, items: Sequence[PreparedItem], done: Done) -> Any:
+        self._say("wait", items)
+        assert self.gate_of(items[0].key).wait(WAIT_S)
+        self._say("finish", items)
+        for item in items:
+            if item.key in self.bad_finishes:
+                raise self.bad_finishes[item.key]
+        return done.finish()
+
+    def gate_of(self, key: str) -> threading.Event:
+        return self.gates.setdefault(key, threading.Event())
+
+    def open(self, *numbers: int) -> None:
+        for key in keys(*numbers):
+            self.gate_of(key).set()
+
+    def _say(self, what: str, items: Sequence[PreparedItem]) -> None:
+        with self.changed:
+            self.log.append(f"{what} {'+'.join(str(int(item.key, 16)) for item in items)}")
+            self.changed.notify_all()
+
+    def wait_for(self, *events: str) -> None:
+        """Until `log` is exactly that."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.log) >= len(events), WAIT_S), self.log
+            assert self.log == list(events)
+
+
+@pytest.fixture
+def ahead() -> AsyncDevice:
+    return AsyncDevice()
+
+
+@pytest.fixture
+def pipelined(ahead: AsyncDevice, metrics: Metrics) -> Iterator[StepLoop]:
+    """A loop with two steps under way, of one item each."""
+    yield from running(ahead, metrics, max_steps=2, max_items=1)
+
+
+def running(device: AsyncDevice, metrics: Metrics, *, max_steps: int, max_items: int) -> Iterator[StepLoop]:
+    loop = StepLoop(
+        device.launch, device.publish, max_rows=16, max_items=max_items, max_steps=max_steps, metrics=metrics
+    )
+    yield loop
+    device.gate.set()
+    device.open(*range(10))
+    loop.stop()
+
+
+def submit(loop: StepLoop, *numbers: int) -> "list[Future[None]]":
+    """All of them before the loop sees the first."""
+    jobs = [loop.submit(prepared(number)) for number in numbers]
+    loop.start()
+    return jobs
+
+
+def test_the_next_step_is_launched_before_the_first_is_finished(pipelined: StepLoop, ahead: AsyncDevice) -> None:
+    """And no more than `max_steps`, which are finished in their order."""
+    jobs = submit(pipelined, 0, 1, 2, 3)
+    ahead.open(1, 2)  # the device is done with these first: that changes nothing
+    ahead.wait_for("launch 0", "launch 1", "wait 0")
+    assert not any(job.done() for job in jobs)
+    ahead.open(0)
+    first = ["launch 0", "launch 1", "wait 0", "finish 0", "launch 2", "wait 1", "finish 1", "launch 3", "wait 2"]
+    ahead.wait_for(*first, "finish 2", "wait 3")
+    assert [job.done() for job in jobs] == [True, True, True, False]
+    ahead.open(3)
+    assert [job.result(WAIT_S) for job in jobs] == [None] * 4
+    assert ahead.published == keys(0, 1, 2, 3)
+    assert ahead.threads == {"step-loop"}
+
+
+@pytest.mark.parametrize("max_steps", [1, 2, 3])
+def test_no_more_steps_are_under_way_than_allowed(ahead: AsyncDevice, metrics: Metrics, max_steps: int) -> None:
+    for loop in running(ahead, metrics, max_steps=max_steps, max_items=1):
+        jobs = submit(loop, *range(8))
+        ahead.open(*range(8))
+        assert all(job.result(WAIT_S) is None for job in jobs)
+    under_way = [0]
+    for event in ahead.log:
+        under_way.append(under_way[-1] + {"launch": 1, "wait": 0, "finish": -1}[event.split()[0]])
+    assert max(under_way) == max_steps
+
+
+def test_a_lone_step_is_finished_without_another(pipelined: StepLoop, ahead: AsyncDevice) -> None:
+    ahead.open(0)
+    (job,) = submit(pipelined, 0)
+    assert job.result(WAIT_S) is None
+    assert ahead.log == ["launch 0", "wait 0", "finish 0"]
+
+
+def test_a_step_that_fails_late_is_tried_item_by_item(ahead: AsyncDevice, metrics: Metrics) -> None:
+    """What was launched behind it is finished all the same."""
+    ahead.bad_finishes = {keys(1)[0]: RuntimeError("at 0x7f00")}
+    for loop in running(ahead, metrics, max_steps=2, max_items=3):
+        jobs = submit(loop, 0, 1, 2, 3)
+        ahead.open(0, 1, 2, 3)
+        for number in (0, 2, 3):
+            assert jobs[number].result(WAIT_S) is None
+        with pytest.raises(InternalError, match="^encoding failed: RuntimeError$"):
+            jobs[1].result(WAIT_S)
+    assert sorted(ahead.published) == keys(0, 2, 3)
+    assert [event for event in ahead.log if event.startswith("launch")] == [
+        "launch 0+1+2",
+        "launch 3",
+        "launch 0",
+        "launch 1",
+        "launch 2",
+    ]
+
+
+def test_a_launch_that_fails_behind_a_step_loses_neither(pipelined: StepLoop, ahead: AsyncDevice) -> None:
+    ahead.bad_items = {keys(1)[0]: RuntimeError("bad")}
+    jobs = submit(pipelined, 0, 1, 2)
+    ahead.open(0, 1, 2)
+    assert [jobs[number].result(WAIT_S) for number in (0, 2)] == [None, None]
+    with pytest.raises(InternalError, match="^encoding failed: RuntimeError$"):
+        jobs[1].result(WAIT_S)
+
+
+def test_stopping_finishes_all_steps_under_way(pipelined: StepLoop, ahead: AsyncDevice) -> None:
+    jobs = submit(pipelined, 0, 1, 2)
+    ahead.wait_for("launch 0", "launch 1", "wait 0")
+    assert not pipelined.stop(timeout_s=0.05)
+    ahead.open(0, 1)
+    assert pipelined.stop(WAIT_S)
+    assert [job.result(0) for job in jobs[:2]] == [None, None]
+    with pytest.raises(UnavailableError, match="shutting down"):
+        jobs[2].result(0)
+    assert ahead.published == keys(0, 1)
+
+
+def test_a_wait_for_the_device_is_seen(pipelined: StepLoop, ahead: AsyncDevice) -> None:
+    (job,) = submit(pipelined, 0)
+    ahead.wait_for("launch 0", "wait 0")
+    time.sleep(0.2)
+    assert pipelined.stalled_s >= 0.2
+    ahead.open(0)
+    assert job.result(WAIT_S) is None
+
+
+@pytest.mark.parametrize("error", [SystemExit(), torch.AcceleratorError("an illegal memory access")], ids=repr)
+def test_what_ends_the_loop_ends_every_step_under_way(
+    pipelined: StepLoop, ahead: AsyncDevice, error: BaseException
+) -> None:
+    ahead.bad_finishes = dict.fromkeys(keys(0, 1), error)
+    jobs = submit(pipelined, 0, 1, 2)
+    ahead.open(0, 1, 2)
+    for job in jobs:
+        with pytest.raises(UnavailableError, match="cannot encode any more: the device") as caught:
+            job.result(WAIT_S)
+        assert caught.value.reason is Reason.DEVICE_LOST
+    assert ahead.published == []
+
+
+def test_a_thread_that_dies_between_items_tried_alone_leaves_nobody_waiting(ahead: AsyncDevice, metrics: Metrics) -> None:
+    for loop in running(ahead, metrics, max_steps=1, max_items=3):
+        ahead.bad_finishes = {keys(2)[0]: RuntimeError("bad"), keys(0)[0]: SystemExit()}
+        jobs = submit(loop, 2, 0, 1)
+        ahead.open(0, 1, 2)
+        with pytest.raises(InternalError):
+            jobs[0].result(WAIT_S)
+        for job in jobs[1:]:
+            with pytest.raises(UnavailableError, match="the device thread failed"):
+                job.result(5)
+
+
+def test_nothing_more_is_launched_on_a_lost_device(ahead: AsyncDevice, metrics: Metrics) -> None:
+    """Though it is lost while the items of a bad step are tried alone."""
+    for loop in running(ahead, metrics, max_steps=1, max_items=3):
+        ahead.bad_finishes = {keys(0)[0]: RuntimeError("bad"), keys(1)[0]: torch.AcceleratorError("lost")}
+        jobs = submit(loop, 0, 1, 2)
+        ahead.open(0, 1, 2)
+        with pytest.raises(InternalError):
+            jobs[0].result(WAIT_S)
+        for job in jobs[1:]:
+            with pytest.raises(UnavailableError, match="the device failed"):
+                job.result(5)
+    assert "launch 2" not in ahead.log

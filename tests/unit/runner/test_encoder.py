@@ -83,10 +83,18 @@ def test_all_settings_for_media_are_part_of_the_fingerprint() -> None:
         "mm_processor_kwargs": processing,
         "media_io_kwargs": decoding,
         "dtype": "bfloat16",
-        "fidelity": "exact",
+        "fidelity": "fast",
+        "compile": False,
         "video_loader": "opencv",
     }
     assert decoding == {"video": {"fps": 1}}  # vLLM's decoders take more out of it
+
+
+@pytest.mark.parametrize("settings", [{"fidelity": "exact"}, {"compile": True}], ids=str)
+def test_what_changes_the_last_bits_is_part_of_the_fingerprint(settings: dict[str, Any]) -> None:
+    found = encoder(tiny("qwen2_5_vl"), **settings)._fingerprint_settings()
+    plain = encoder(tiny("qwen2_5_vl"))._fingerprint_settings()
+    assert {name: value for name, value in found.items() if plain[name] != value} == settings
 
 
 def test_one_that_was_not_loaded_can_be_closed() -> None:
