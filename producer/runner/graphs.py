@@ -40,6 +40,10 @@ class Recorder(Protocol):
 
     def record(self, function: Callable[[], torch.Tensor]) -> Graph: ...
 
+    def clear(self) -> None:
+        """Gives back what recording took, once no graph is left."""
+        ...
+
 
 class CudaRecorder:
     """Records into one pool of device memory, on a stream of its own."""
@@ -60,6 +64,9 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             function()
         return graph
+
+    def clear(self) -> None:
+        torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream, kept as long as the process lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,7 @@ class EncoderGraphs:
         """Lets go of all graphs and buffers."""
         self._captured.clear()
         self._shared.clear()
+        self._recorder.clear()
 
     def need(self, kwargs: Mapping[str, Any], modality: str) -> Need:
         """What the one item in `kwargs`, which may lie on the host, takes."""

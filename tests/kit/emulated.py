@@ -29,6 +29,9 @@ class Recorder:
     def record(self, function: Callable[[], torch.Tensor]) -> Any:
         return _Again(function)
 
+    def clear(self) -> None:
+        return
+
 
 @contextmanager
 def attention_that_leaves_tails() -> Iterator[None]:

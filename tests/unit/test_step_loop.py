@@ -425,7 +425,7 @@ def test_a_step_that_fails_late_is_tried_item_by_item(ahead: AsyncDevice, metric
         ahead.open(0, 1, 2, 3)
         for number in (0, 2, 3):
             assert jobs[number].result(WAIT_S) is None
-        with pytest.raises(InternalError, match="^encoding failed: RuntimeError$"):
+        with pytest.raises(InternalError, match=r"^encoding failed: RuntimeError$"):
             jobs[1].result(WAIT_S)
     assert sorted(ahead.published) == keys(0, 2, 3)
     assert [event for event in ahead.log if event.startswith("launch")] == [
@@ -442,7 +442,7 @@ def test_a_launch_that_fails_behind_a_step_loses_neither(pipelined: StepLoop, ah
     jobs = submit(pipelined, 0, 1, 2)
     ahead.open(0, 1, 2)
     assert [jobs[number].result(WAIT_S) for number in (0, 2)] == [None, None]
-    with pytest.raises(InternalError, match="^encoding failed: RuntimeError$"):
+    with pytest.raises(InternalError, match=r"^encoding failed: RuntimeError$"):
         jobs[1].result(WAIT_S)
 
 
@@ -481,7 +481,9 @@ def test_what_ends_the_loop_ends_every_step_under_way(
     assert ahead.published == []
 
 
-def test_a_thread_that_dies_between_items_tried_alone_leaves_nobody_waiting(ahead: AsyncDevice, metrics: Metrics) -> None:
+def test_a_thread_that_dies_between_items_tried_alone_leaves_nobody_waiting(
+    ahead: AsyncDevice, metrics: Metrics
+) -> None:
     for loop in running(ahead, metrics, max_steps=1, max_items=3):
         ahead.bad_finishes = {keys(2)[0]: RuntimeError("bad"), keys(0)[0]: SystemExit()}
         jobs = submit(loop, 2, 0, 1)

@@ -1,5 +1,6 @@
 """The budget ladder: its rungs, which of them a step takes, and what its padding costs."""
 
+import itertools
 import math
 import random
 
@@ -70,10 +71,10 @@ def test_a_ladder_rises_by_a_quarter_between_its_ends(smallest: int, largest: in
         assert budgets == ()
         return
     assert (budgets[0], budgets[-1]) == (first, last)
-    for low, high in zip(budgets, budgets[1:], strict=False):
+    for low, high in itertools.pairwise(budgets):
         assert high % multiple == 0
         assert low < high <= max(low + multiple, 1.25 * low + multiple / 2)
-    for low, high in zip(budgets, budgets[1:-1], strict=False):  # the last is where it is told to be
+    for low, high in itertools.pairwise(budgets[:-1]):  # the last is where it is told to be
         assert high >= 1.25 * low - multiple / 2
 
 
