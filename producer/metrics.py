@@ -52,7 +52,8 @@ class Metrics:
         )
         self.device_bytes = Gauge(
             "ec_producer_device_bytes",
-            "The plan of device memory: by weights, activations, graphs (and what was reserved for them), rest.",
+            "The plan of device memory, by part: weights, activations, graphs (and graphs_reserved, what the plan had"
+            " for them), rest. And held: what PyTorch holds of it now.",
             ["part"],
             registry=registry,
         )

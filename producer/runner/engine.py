@@ -97,6 +97,7 @@ def _plan(
         made = plan(None)
     for part, num_bytes in made.parts.items():
         metrics.device_bytes.labels(part).set(num_bytes)
+    metrics.device_bytes.labels("held").set_function(lambda: torch.cuda.memory_reserved(encoder.device))
     if limit_bytes:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / memory.total_bytes, encoder.device)
     return graphs, why_none

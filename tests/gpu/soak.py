@@ -173,13 +173,12 @@ def _calls(numbers: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _usage(server: ProducerServer) -> dict[str, int]:
-    """Memory of the producer's own process, and of the device, on which nothing else may run."""
+    """Memory of the producer's own process, on the host and on the device."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{server.pid}/status").read_text().splitlines())
-    used = {"rss_growth_bytes": int(status["RssAnon"].split()[0]) << 10, "device_growth_bytes": 0}
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        used["device_growth_bytes"] = total - free
-    return used
+    return {
+        "rss_growth_bytes": int(status["RssAnon"].split()[0]) << 10,
+        "device_growth_bytes": int(server.metric("ec_producer_device_bytes", part="held")),
+    }
 
 
 def _counts(server: ProducerServer) -> dict[str, int]:

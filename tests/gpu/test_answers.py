@@ -32,6 +32,8 @@ ENCODER = ("--mm-encoder-attn-backend", "FLASH_ATTN")
 """Of the producer and of plain vLLM alike; graphs cannot be captured with TORCH_SDPA."""
 LIBRARIES = {"nixl": ("nixl_cu13", "nixl_cu12"), "mooncake": ("mooncake",)}
 TRANSPORTS = ("grpc", "shm", *(one for one, names in LIBRARIES.items() if any(map(importlib.util.find_spec, names))))
+LANGUAGE = {"qwen3_5": ("--gdn-prefill-backend", "triton")}
+"""Of vLLM, by family: on Hopper it would compile FlashInfer's kernel for linear attention, for which hosts need nvcc."""
 CASES = {
     "qwen2_5_vl": TRANSPORTS,
     "qwen3_vl": ("grpc",),
@@ -58,7 +60,7 @@ class Servers:
         model = cached_checkpoint(family)
 
         def vllm(name: str, *flags: str) -> VllmServer:
-            arguments = (*ENGINE, *flags)
+            arguments = (*ENGINE, *LANGUAGE.get(family, ()), *flags)
             return VllmServer(model, extra_args=arguments, env=host.env, bin_dir=host.bin_dir, name=f"gpu-{name}")
 
         producers = {

@@ -168,3 +168,26 @@ def test_a_step_is_launched_while_the_device_is_at_another() -> None:
         steps = [one.runner.launch([item]) for item in items[:2]]
         assert not steps[0]._done.query()
         assert all(torch.equal(embeddings(step.finish())[0], want) for step, want in zip(steps, expected, strict=False))
+
+
+def test_company_changes_no_more_than_rounding() -> None:
+    """In `fast` mode an item goes through whichever graph its step needs; what that changes is reported."""
+    with engine("qwen2_5_vl", graph_rows=512) as one:
+        items = [one.rows(num_rows, seed=num_rows) for num_rows in (4, 6, 8, 9, 10, 16)]
+        others = [one.rows(10, seed=100 + seed) for seed in range(MAX_ITEMS - 1)]
+        differences, largest, comparisons = 0, 0.0, 0
+        for item in items:
+            (alone,) = embeddings(one.runner.launch([item]).finish())
+            for num_others in range(1, MAX_ITEMS, 3):
+                for step, place in (([item, *others[:num_others]], 0), ([*others[:num_others], item], num_others)):
+                    found = embeddings(one.runner.launch(step).finish())[place]
+                    comparisons += 1
+                    differences += not torch.equal(found, alone)
+                    largest = max(largest, float((found.float() - alone.float()).abs().max()))
+        scale = float(alone.float().abs().max())
+        assert one.count("graph_misses_total", reason="too_large") == 0
+    report(
+        "company",
+        {"comparisons": comparisons, "differences": differences, "largest_difference": largest, "scale": scale},
+    )
+    assert largest <= 2**-6 * scale

@@ -11,7 +11,7 @@ import torch
 from producer.errors import MemoryPlanError, UnsupportedModelError
 from producer.metrics import Metrics
 from producer.runner.memory import CudaMemory
-from tests.gpu.report import report
+from tests.gpu.report import report, reported
 from tests.kit.engines import Engine, engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -73,6 +73,8 @@ def started(case: Case) -> Iterator[tuple[Any, Engine]]:
 def rows() -> Iterator[list[dict[str, Any]]]:
     found: list[dict[str, Any]] = []
     yield found
+    earlier = [row for row in reported("memory").get("memory", []) if row["case"] not in {row["case"] for row in found}]
+    found = sorted(found + earlier, key=lambda row: [case.name for case in CASES].index(row["case"]))
     print(f"{'case':36} {'weights':>8} {'activ.':>8} {'reserved':>9} {'captured':>9} {'differ':>7} {'kept':>6}  MiB")
     for row in found:
         numbers = (row[f"{name}_bytes"] / MIB for name in ("weights", "activation", "reserved", "captured"))

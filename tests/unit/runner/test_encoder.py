@@ -92,9 +92,10 @@ def test_all_settings_for_media_are_part_of_the_fingerprint() -> None:
 
 @pytest.mark.parametrize("settings", [{"fidelity": "exact"}, {"compile": True}], ids=str)
 def test_what_changes_the_last_bits_is_part_of_the_fingerprint(settings: dict[str, Any]) -> None:
-    found = encoder(tiny("qwen2_5_vl"), **settings)._fingerprint_settings()
-    plain = encoder(tiny("qwen2_5_vl"))._fingerprint_settings()
-    assert {name: value for name, value in found.items() if plain[name] != value} == settings
+    changed, plain = encoder(tiny("qwen2_5_vl"), **settings), encoder(tiny("qwen2_5_vl"))
+    found, usual = changed._fingerprint_settings(), plain._fingerprint_settings()
+    assert {name: value for name, value in found.items() if usual[name] != value} == settings
+    assert (changed.is_exact, plain.is_exact) == ("fidelity" in settings, False)
 
 
 def test_one_that_was_not_loaded_can_be_closed() -> None:

@@ -107,12 +107,12 @@ class FakeMemory:
 class FakeGraphs:
     """Takes 30 MiB, or fails. Not reproduced: graphs."""
 
-    num_graphs = 2
-    captured_rows: Sequence[int] = (64, 128)
     modalities = ("image",)
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, error: Exception | None, budgets: Sequence[int]) -> None:
         self._error = error
+        self.budgets = self.captured_rows = budgets
+        self.num_graphs = len(budgets)
 
     def rehearse(self) -> None:
         pass
@@ -139,7 +139,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(module, "CudaRecorder", lambda: None)
     monkeypatch.setattr(SlotRing, "allocate", lambda count, size, device: allocate(count, size, torch.device("cpu")))
 
-    def make(error: Exception | None = None, has_graphs: bool = True) -> Any:
+    def make(error: Exception | None = None, has_graphs: bool = True, budgets: Sequence[int] = (64, 128)) -> Any:
         encoder = SimpleNamespace(
             device=torch.device("cuda:0"),
             is_exact=False,
@@ -154,7 +154,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         def graphs(*asked: Any) -> Any:
             encoder.asked.append(asked)
-            return FakeGraphs(error) if has_graphs else None
+            return FakeGraphs(error, budgets) if has_graphs else None
 
         encoder.embed, encoder.graphs = launch, graphs
         monkeypatch.setattr(
@@ -194,6 +194,21 @@ def test_a_model_without_support_runs_eagerly(device: Callable[..., Any], metric
     assert start(device(has_graphs=False), metrics)._why_no_graphs == "unsupported_model"
     with pytest.raises(UnsupportedModelError, match="there are none: unsupported_model"):
         start(device(has_graphs=False), metrics, require_graphs=True)
+
+
+def test_a_model_whose_support_is_not_whole_is_loud_and_runs_eagerly(
+    device: Callable[..., Any], metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = device()
+    encoder.graphs = lambda *asked: (_ for _ in ()).throw(AttributeError("no vision_config"))
+    assert start(encoder, metrics)._why_no_graphs == "unsupported_model"
+    assert "NO GRAPHS: the model's support for them fails with AttributeError: no vision_config" in caplog.text
+
+
+def test_no_budget_is_no_graph(device: Callable[..., Any], metrics: Metrics) -> None:
+    """As with a `graph_rows` below the model's smallest item."""
+    with pytest.raises(UnsupportedModelError, match="graphs are required, and there are none"):
+        start(device(budgets=()), metrics, require_graphs=True)
 
 
 def test_eager_asks_for_no_graphs_and_plans_all_the_same(device: Callable[..., Any], metrics: Metrics) -> None:

@@ -1,5 +1,6 @@
 """Captured graphs, emulated on the host: what is captured, what is moved, and that a replay equals eager execution."""
 
+import dataclasses
 import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ class LoggingRecorder(Recorder):
     def __init__(self, fail_at: int = -1) -> None:
         self.log: list[tuple[str, int]] = []
         self.frozen: list[int] = []
+        self.num_clears = 0
         self._fail_at = fail_at
 
     def rehearse(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -39,6 +41,9 @@ class LoggingRecorder(Recorder):
             raise RuntimeError("CUDA error: out of memory")
         self.log.append(("record", len(function())))
         return super().record(function)
+
+    def clear(self) -> None:
+        self.num_clears += 1
 
     @property
     def recorded(self) -> list[int]:
@@ -108,7 +113,7 @@ def test_a_rehearsal_runs_all_and_leaves_nothing(fakes: Any) -> None:
     graphs = graphs_of(fakes.TwoPaths(), recorder=recorder, capture=False)
     graphs.rehearse()
     assert recorder.log == [("rehearse", rows) for rows in (16, 12, 8, 4)] * 2
-    assert (graphs.captured_rows, graphs._shared) == ([], {})
+    assert (graphs.captured_rows, graphs._shared, recorder.num_clears) == ([], {}, 1)
 
 
 @pytest.mark.parametrize("fail_at", [0, 1, 3])
@@ -118,7 +123,7 @@ def test_a_capture_that_fails_midway_leaves_nothing_captured(fakes: Any, fail_at
     with pytest.raises(RuntimeError, match="out of memory"):
         graphs.capture()
     assert len(recorder.recorded) == fail_at
-    assert (graphs.captured_rows, graphs.num_graphs, graphs._shared) == ([], 0, {})
+    assert (graphs.captured_rows, graphs.num_graphs, graphs._shared, recorder.num_clears) == ([], 0, {}, 1)
     need = graphs.need(fakes.OnePath().item(0, 3), "image")
     assert graphs.why_not(need) == "too_large"
 
@@ -261,7 +266,7 @@ def test_a_model_that_reads_nothing_late_has_nothing_copied_for_it(fakes: Any) -
     assert loaded.kwargs["pixels"] is item["pixels"]
 
 
-@pytest.mark.parametrize("extra", [{"pixels": (17, 4)}, {"pixels": (8, 5)}], ids=["rows", "row's shape"])
+@pytest.mark.parametrize("extra", [{"pixels": (17, 4)}, {"pixels": (8, 5)}, {"crops": (17, 4)}], ids=str)
 def test_what_does_not_fit_after_all_moves_nothing(fakes: Any, extra: dict[str, tuple[int, ...]]) -> None:
     model = fakes.TwoPaths()
     graphs = graphs_of(model)
@@ -274,12 +279,15 @@ def test_what_does_not_fit_after_all_moves_nothing(fakes: Any, extra: dict[str, 
     assert all((buffer == 77).all() for buffers in graphs._shared.values() for buffer in buffers.values())
 
 
-def test_no_more_items_than_a_graph_takes(fakes: Any) -> None:
+def test_no_more_items_and_sequences_than_a_graph_takes(fakes: Any) -> None:
     model = fakes.OnePath()
     graphs = graphs_of(model)
     need = graphs.need(model.item(0, 1), "image")
+    video = dataclasses.replace(need, num_sequences=MAX - 1)
     assert graphs.fits([need] * MAX)
     assert not graphs.fits([need] * (MAX + 1))
+    assert graphs.fits([need, video])
+    assert not graphs.fits([need, video, need])
 
 
 # Real models

@@ -200,6 +200,7 @@ RAGGED = [torch.arange(4.0).view(2, 2), torch.arange(6.0).view(2, 3)]
         lambda number: {"values": batched(RAGGED[number])},  # no stack: a list
         lambda number: {"values": flat(RAGGED[number].T.contiguous()[:, :2])},
         lambda number: {"values": flat(RAGGED[number], dim=1)},  # joined along another dimension
+        lambda number: {"values": flat(RAGGED[0] + number, dim=1)},
         lambda number: {"values": flat(RAGGED[number], dim=0)},  # other rows: a list
         lambda number: {"values": batched(torch.tensor(number))},
         lambda number: {"values": batched(torch.tensor([number, 7]), keep_on_cpu=True)},
@@ -212,6 +213,7 @@ RAGGED = [torch.arange(4.0).view(2, 2), torch.arange(6.0).view(2, 3)]
         "ragged",
         "flat",
         "flat by columns",
+        "flat by columns alike",
         "flat ragged",
         "scalar",
         "on host",

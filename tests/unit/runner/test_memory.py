@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from producer.errors import MemoryPlanError, UnsupportedModelError
 from producer.runner.memory import CaptureFailedError, MemoryPlan, plan_memory
@@ -187,3 +188,11 @@ def test_a_failed_capture_is_told_in_one_line_after_its_memory_was_given_back(
         start.plan(graphs)
     assert start.log[-2:] == [breaks[0], "measure"]
     assert caught.value.__context__ is None  # it would keep the frames, and with them tensors
+
+
+def test_a_step_of_the_largest_size_that_finds_no_room_is_a_plan_that_does_not_fit() -> None:
+    def largest_step() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 900.00 MiB")
+
+    with pytest.raises(MemoryPlanError, match=r"does not fit into device memory: .* 1000 MiB.* 200 MiB"):
+        plan_memory(FakeMemory(), None, largest_step, weights_bytes=200 * MIB)
