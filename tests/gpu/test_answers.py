@@ -33,7 +33,7 @@ ENCODER = ("--mm-encoder-attn-backend", "FLASH_ATTN")
 LIBRARIES = {"nixl": ("nixl_cu13", "nixl_cu12"), "mooncake": ("mooncake",)}
 TRANSPORTS = ("grpc", "shm", *(one for one, names in LIBRARIES.items() if any(map(importlib.util.find_spec, names))))
 LANGUAGE = {"qwen3_5": ("--gdn-prefill-backend", "triton")}
-"""Of vLLM, by family: on Hopper it would compile FlashInfer's kernel for linear attention, for which hosts need nvcc."""
+"""Of vLLM, by family: on Hopper it would compile FlashInfer's kernel for linear attention, which takes nvcc."""
 CASES = {
     "qwen2_5_vl": TRANSPORTS,
     "qwen3_vl": ("grpc",),
