@@ -73,7 +73,7 @@ class StepLoop:
         self._batcher: Batcher[_Job] = Batcher(max_rows=max_rows, max_items=max_items)
         self._max_steps = max_steps
         self._under_way: deque[_Launched] = deque()
-        self._in_hand: list[_Job] = []
+        self._taken: list[_Job] = []
         self._metrics = metrics
         self._changed = threading.Condition()
         self._stopping = False
@@ -135,11 +135,12 @@ class StepLoop:
             logger.exception("the device thread failed")
             self._lose("the device thread failed")
         self._progress_s = None
-        self._refuse([*self._in_hand, *(job for launched in self._under_way for job in launched.jobs)])
+        self._refuse(self._taken)
 
     def _turn(self) -> bool:
         """Launches what waits, and finishes the oldest step if there are enough or nothing waits; False at the end."""
         jobs = self._next_step()
+        self._taken = [job for job in self._taken if not job.done.done()] + jobs
         if jobs:
             self._begin(jobs)
         elif not self._under_way:
@@ -177,7 +178,6 @@ class StepLoop:
 
     def _begin(self, jobs: list[_Job]) -> None:
         """Launches a step of `jobs`. If that fails, each is tried alone, so that a bad one does not void the others."""
-        self._in_hand = jobs
         now_s = perf_counter()
         for job in jobs:
             self._metrics.stage_seconds.labels("queue").observe(now_s - job.submitted_s)
@@ -191,7 +191,7 @@ class StepLoop:
             self._under_way.append(_Launched(jobs, step, now_s))
 
     def _finish(self, launched: _Launched) -> None:
-        self._in_hand = jobs = launched.jobs
+        jobs = launched.jobs
         self.tick()
         try:
             outcomes = launched.step.finish()
@@ -206,11 +206,13 @@ class StepLoop:
 
     def _try_alone(self, jobs: list[_Job], error: Exception) -> None:
         failure = self._failure("encoding", error)
-        if len(jobs) == 1 or self._lost:
-            for job in jobs:
-                _fail(job, failure)
+        if len(jobs) == 1:
+            _fail(jobs[0], failure)
             return
         for job in jobs:
+            if self._lost:
+                _fail(job, self._refusal())
+                continue
             self._begin([job])
             while self._under_way:
                 self._finish(self._under_way.popleft())

@@ -53,7 +53,7 @@ def start_engine(
         raise UnsupportedModelError(f"graphs are required, and there are none: {why_none}")
     logger.info("graphs: %s", why_none or f"{graphs and graphs.num_graphs} of {graphs and graphs.captured_rows} rows")
     ring = SlotRing.allocate(settings.num_slots, settings.slot_bytes, encoder.device)
-    return _runner(encoder, ring, graphs, why_none, metrics)
+    return _runner(encoder, ring, graphs, why_none, metrics, exact=encoder.is_exact)
 
 
 def _graphs(encoder: VllmEncoder, settings: EngineSettings) -> tuple[EncoderGraphs | None, str]:
@@ -67,7 +67,9 @@ def _graphs(encoder: VllmEncoder, settings: EngineSettings) -> tuple[EncoderGrap
     except Exception as error:  # the model's own code, which may not be as complete as its class says
         logger.error("NO GRAPHS: the model's support for them fails with %s: %s", type(error).__name__, error)
         return None, "unsupported_model"
-    return (graphs, "") if graphs is not None else (None, "unsupported_model")
+    if graphs is None:
+        return None, "unsupported_model"
+    return (graphs, "") if graphs.budgets else (None, "too_large")
 
 
 def _plan(
@@ -80,9 +82,10 @@ def _plan(
 ) -> tuple[EncoderGraphs | None, str]:
     """`graphs` captured and paid for, or none and why."""
     memory, limit_bytes = CudaMemory(encoder.device), settings.device_memory_bytes
-    trial = _runner(encoder, SlotRing.allocate(2, settings.slot_bytes, encoder.device), None, "", Metrics())
+    ring = SlotRing.allocate(2, settings.slot_bytes, encoder.device)
+    trial = _runner(encoder, ring, None, "", Metrics(), exact=False)
 
-    def largest_step() -> None:
+    def largest_step() -> None:  # many small items take what a large one does
         for sample in samples:
             trial.launch([sample] * max(1, settings.max_batch_rows // max(1, sample.num_rows))).finish()
 
@@ -104,7 +107,7 @@ def _plan(
 
 
 def _runner(
-    encoder: VllmEncoder, ring: SlotRing, graphs: EncoderGraphs | None, why_none: str, metrics: Metrics
+    encoder: VllmEncoder, ring: SlotRing, graphs: EncoderGraphs | None, why_none: str, metrics: Metrics, *, exact: bool
 ) -> StepRunner:
     return StepRunner(
         decode=encoder.decode,
@@ -112,6 +115,6 @@ def _runner(
         ring=ring,
         graphs=graphs,
         why_no_graphs=why_none,
-        exact=encoder.is_exact,
+        exact=exact,
         metrics=metrics,
     )

@@ -263,10 +263,10 @@ class EncoderGraphs:
             list(range(num_items)),
             [need.num_rows for need in loaded.needs],
             embeddings,
-            clone=True,
+            clone=False,  # not every model does it where it is told to
             batch_mm_kwargs=loaded.kwargs,
         )
-        return [embeddings[index] for index in range(num_items)]
+        return [embeddings[index].clone() for index in range(num_items)]
 
     def _wanted(self) -> Iterator[tuple[str, AxisKeys, int]]:
         for path, policy in self._config.paths.items():
@@ -293,7 +293,7 @@ class EncoderGraphs:
         inputs, forward = self._bind(path, axis_keys, budget)
         found = self._recorder.rehearse(forward)
         graphs = self._captured.setdefault((path, axis_keys), {})
-        num_rows = len(found)
+        num_rows = min(len(found), budget)  # a model may join rows of its graph's output afterwards
         if num_rows not in graphs:  # where items have a fixed size, the next larger budget holds as many
             output = self._share(path, "", torch.empty_like(found))
             graph = self._recorder.record(lambda: output.copy_(forward()))

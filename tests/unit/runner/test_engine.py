@@ -137,6 +137,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     allocate = SlotRing.allocate
     monkeypatch.setattr(module, "CudaMemory", FakeMemory)
     monkeypatch.setattr(module, "CudaRecorder", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 250 * MIB)
     monkeypatch.setattr(SlotRing, "allocate", lambda count, size, device: allocate(count, size, torch.device("cpu")))
 
     def make(error: Exception | None = None, has_graphs: bool = True, budgets: Sequence[int] = (64, 128)) -> Any:
@@ -178,7 +179,8 @@ def test_a_device_has_graphs_within_its_plan(device: Callable[..., Any], metrics
     runner = start(encoder, metrics, require_graphs=True)
     assert (runner._graphs.num_graphs, runner._why_no_graphs) == (2, "")
     assert encoder.asked == [(128, 32, None)]
-    assert planned(metrics) == {"weights": 200, "activations": 50, "graphs_reserved": 30, "graphs": 30, "rest": 720}
+    parts = {"weights": 200, "activations": 50, "graphs_reserved": 30, "graphs": 30, "rest": 720, "held": 250}
+    assert planned(metrics) == parts
 
 
 def test_the_largest_step_is_of_as_many_rows_as_a_batch_may_have(device: Callable[..., Any], metrics: Metrics) -> None:
@@ -215,7 +217,8 @@ def test_eager_asks_for_no_graphs_and_plans_all_the_same(device: Callable[..., A
     encoder = device()
     runner = start(encoder, metrics, eager=True)
     assert (runner._graphs, runner._why_no_graphs, encoder.asked) == (None, "eager", [])
-    assert planned(metrics) == {"weights": 200, "activations": 50, "graphs_reserved": 0, "graphs": 0, "rest": 750}
+    parts = {"weights": 200, "activations": 50, "graphs_reserved": 0, "graphs": 0, "rest": 750, "held": 250}
+    assert planned(metrics) == parts
 
 
 def test_a_failed_capture_is_loud_and_leaves_eager_steps(

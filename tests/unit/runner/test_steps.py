@@ -1,6 +1,7 @@
 """Encoder steps: what is replayed and what is not, how it is counted, and what becomes of an embedding that is bad."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,6 +116,19 @@ def test_items_of_two_modalities_share_no_replay(one: Engine) -> None:
     items = [one.rows(16, seed=1), one.video(4, 4 * SIDE, 4 * SIDE, seed=2), one.video(4, 2 * SIDE, 4 * SIDE, seed=3)]
     assert same(steps.run(*items), alone(one, items))
     assert (steps.hits, steps.replays()) == (3, {"64": 2})
+
+
+@pytest.mark.parametrize("graphs", ["its own", None], ids=["graphs", "eager"])
+def test_items_that_a_model_does_not_take_in_one_call_share_none(
+    one: Engine, graphs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another modality though their fields have the same names, or of other fields."""
+    item = one.rows(16, seed=1)
+    for second, can_join in ((replace(item, modality="video"), True), (item, False)):
+        monkeypatch.setattr("producer.runner.steps.can_join", lambda left, right, can_join=can_join: can_join)
+        steps = Steps(one, graphs=graphs, why_no_graphs="eager")
+        assert same(steps.run(item, second), alone(one, [item, item]))
+        assert (steps.replays(), steps.calls) == (({"64": 2}, []) if graphs else ({}, [1, 1]))
 
 
 def test_no_more_sequences_than_a_graph_takes_share_a_replay(one: Engine) -> None:
