@@ -30,7 +30,6 @@ from vllm.v1.serial_utils import MsgpackDecoder
 from producer import __version__
 from producer.core import ModelInfo
 from producer.errors import UnsupportedModelError
-from producer.runner import guard
 from producer.runner.fingerprint import fingerprint
 from producer.runner.graphs import EncoderGraphs, Recorder
 from producer.stand_in import choose_forms
@@ -115,8 +114,6 @@ class VllmEncoder:
             with set_current_vllm_config(self._config):
                 self._init_distributed()
                 self._model = get_model(vllm_config=self._config)
-            if self.device.type == "cuda":
-                guard.clear_tails(self._model)
             digest = fingerprint(self._folder(), self._is_encoder_weight, self._fingerprint_settings())
         except (ValueError, OSError, RuntimeError, KeyError) as error:
             raise UnsupportedModelError(f"model {self._model_name}: {_first_line(error)}") from error

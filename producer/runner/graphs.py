@@ -18,6 +18,7 @@ from vllm.utils.jsontree import json_map_leaves
 from vllm.v1.worker.encoder_cudagraph_defs import ENCODER_CUDAGRAPH_AXIS_KEYS_KWARG
 
 from producer.runner.budgets import ladder, smallest_fit
+from producer.runner.guard import clear_tails
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class EncoderGraphs:
         max_items: int,
         recorder: Recorder,
     ) -> None:
-        """Graphs of at most `max_items` items, for `smallest` to `largest` rows.
+        """Graphs for `smallest` to `largest` rows. The model's attention clears what it leaves in padding from here on.
 
         Args:
             model: vLLM's, one that implements `SupportsEncoderCudaGraph`.
@@ -148,6 +149,7 @@ class EncoderGraphs:
         own = type(model).postprocess_encoder_output
         self._reads_inputs_late = own is not SupportsEncoderCudaGraph.postprocess_encoder_output
         self.budgets = ladder(max(smallest, max_items), largest, multiple=max_items)
+        clear_tails(model)
         self._captured: dict[tuple[str, AxisKeys], dict[int, _Captured]] = {}
         self._shared: dict[str, dict[str, torch.Tensor]] = {}
 
@@ -222,8 +224,7 @@ class EncoderGraphs:
     def fits(self, needs: Sequence[Need]) -> bool:
         """Whether one replay, of one graph a path, can do all of these items."""
         return (
-            len(needs) <= self._max_items
-            and sum(need.num_sequences for need in needs) <= self._max_items
+            sum(need.num_sequences for need in needs) <= self._max_items
             and all(need.axis_keys == needs[0].axis_keys for need in needs)
             and self._choose(needs) is not None
         )

@@ -107,7 +107,7 @@ class StepRunner:
 
     @torch.inference_mode()
     def launch(self, items: Sequence[PreparedItem]) -> StepUnderWay:
-        """Puts a step on the device's queue. No more than the ring has slots, less one, may be under way then."""
+        """Puts a step on the device's queue."""
         prepared = [self._prepare(item) for item in items]
         embeddings: list[torch.Tensor] = []
         replayed: list[bool] = []
@@ -154,13 +154,14 @@ class StepRunner:
         if equals_eager is False:
             return self._encode_eagerly(run, "not_exact"), False
         embeddings = self._encode_eagerly(run, "not_compared_yet")
-        replayed, _ = self._replay(run)
+        replayed, _ = self._replay(run, is_trial=True)
         self._equals_eager[layout] = torch.equal(embeddings[0], replayed[0])
         if len(self._equals_eager) > _MAX_LAYOUTS:
             self._equals_eager.popitem(last=False)
         return embeddings, False
 
-    def _replay(self, run: Sequence[_Item]) -> tuple[list[torch.Tensor], bool]:
+    def _replay(self, run: Sequence[_Item], *, is_trial: bool = False) -> tuple[list[torch.Tensor], bool]:
+        """As `_encode`; what is on trial is not counted."""
         graphs, needs = self._graphs, [item.need for item in run if item.need is not None]
         assert graphs is not None
         inputs = StepInputs([item.inputs for item in run])
@@ -168,12 +169,13 @@ class StepRunner:
             loaded = graphs.load(inputs.write(slot), needs)
         if loaded is None:
             return self._encode_eagerly(run, "too_many_sequences"), False
-        self._metrics.count_replay(
-            num_items=len(run),
-            num_rows=loaded.num_rows,
-            num_padding_rows=loaded.num_padding_rows,
-            budgets=loaded.budgets,
-        )
+        if not is_trial:
+            self._metrics.count_replay(
+                num_items=len(run),
+                num_rows=loaded.num_rows,
+                num_padding_rows=loaded.num_padding_rows,
+                budgets=loaded.budgets,
+            )
         return graphs.replay(loaded), True
 
     def _encode_eagerly(self, run: Sequence[_Item], why: str) -> list[torch.Tensor]:

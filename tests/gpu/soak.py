@@ -7,13 +7,14 @@ FLAGs are those of `ec-producer serve`. Pictures go as pixels, so that neither e
 
 import asyncio
 import json
+import math
 import os
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,15 @@ COUNTERS = {
 }
 
 
-def soak(host: Host, encodes: int, flags: Sequence[str] = ()) -> dict[str, Any]:
+def soak(host: Host, encodes: int, flags: Sequence[str] = (), max_s: float = 3600.0) -> dict[str, Any]:
     """The figures of `encodes` different pictures, of which a tenth, all from the first half, is encoded again.
 
     Args:
         host: where the producer's command is.
         encodes: at least MIN_ENCODES.
         flags: for the producer, after those that the soak needs.
+        max_s: seconds after which no more different pictures are encoded; there are fewer then, and figures all the
+            same.
     """
     if encodes < MIN_ENCODES:
         raise ValueError(f"encodes is {encodes}; allowed are {MIN_ENCODES} and more")
@@ -68,27 +71,27 @@ def soak(host: Host, encodes: int, flags: Sequence[str] = ()) -> dict[str, Any]:
     model = cached_checkpoint("qwen2_5_vl")
     server = ProducerServer(model, extra_args=(*arguments, *flags), env=host.env, bin_dir=host.bin_dir, name="soak")
     with server:
-        return asyncio.run(_soak(server, encodes))
+        return asyncio.run(_soak(server, encodes, max_s))
 
 
-async def _soak(server: ProducerServer, encodes: int) -> dict[str, Any]:
+async def _soak(server: ProducerServer, encodes: int, max_s: float) -> dict[str, Any]:
     warm_up = encodes // 20
     again = random.Random(encodes).sample(range(encodes // 2), encodes // 10)
     counts = _counts(server)
     async with Clients(server.address, keep=again) as clients:
         first = await clients.encode(range(warm_up))
         usage, started_s = _usage(server), time.monotonic()
-        first |= await clients.encode(range(warm_up, encodes))
-        seconds = time.monotonic() - started_s
-        second = await clients.encode(again)
+        first |= await clients.encode(range(warm_up, encodes), started_s + max_s)
+        seconds, num_different = time.monotonic() - started_s, clients.done
+        second = await clients.encode([number for number in again if number in first])
     differing = [number for number in again if number in second and second[number] != first.get(number)]
     return {
-        "encodes": clients.done - len(second),
+        "encodes": num_different,
         "replayed": len(second),
         "differences": len(differing),
         "errors": len(clients.errors),
         **_grown(usage, _usage(server)),
-        "encodes_per_s": round((encodes - warm_up) / seconds, 1),
+        "encodes_per_s": round((num_different - warm_up) / seconds, 1),
         **_grown(counts, _counts(server)),
         "different_embeddings": len(set(first.values())),
         "flags": " ".join(server.command[server.command.index("--pool-bytes") :]),
@@ -117,10 +120,10 @@ class Clients:
         self._reader.close()
         await asyncio.gather(*(client.close() for client in self._clients))
 
-    async def encode(self, numbers: Iterable[int]) -> dict[int, bytes]:
-        """Encodes the pictures of these numbers; the embeddings of those that are kept."""
+    async def encode(self, numbers: Iterable[int], until_s: float = math.inf) -> dict[int, bytes]:
+        """Encodes the pictures of these numbers, as far as it gets; the embeddings of those that are kept."""
         kept: dict[int, bytes] = {}
-        calls = _calls(numbers)
+        calls = takewhile(lambda _: time.monotonic() < until_s, _calls(numbers))
         await asyncio.gather(*(self._run(client, calls, kept) for client in self._clients))
         return kept
 

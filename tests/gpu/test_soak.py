@@ -1,7 +1,8 @@
 """On a GPU: 100,000 different encodes through the real service; memory is flat, and a tenth of them gives equal bytes
 a second time.
 
-SOAK_ENCODES is how many; SOAK_FLAGS are further flags of the producer.
+SOAK_ENCODES is how many; SOAK_FLAGS are further flags of the producer; SOAK_SECONDS ends the first pass, so that there
+are figures within a time, and fails where those were too few.
 """
 
 import os
@@ -17,13 +18,14 @@ from tests.gpu.soak import soak
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 ENCODES = int(os.environ.get("SOAK_ENCODES", "100000"))
+MAX_S = float(os.environ.get("SOAK_SECONDS", "3600"))
 FLAGS = shlex.split(os.environ.get("SOAK_FLAGS", ""))
 MAX_RSS_GROWTH_BYTES = 64 << 20
 MAX_DEVICE_GROWTH_BYTES = 32 << 20
 
 
 def test_a_soak_gives_equal_bytes_and_leaves_no_memory_behind(host: Host) -> None:
-    found = soak(host, ENCODES, FLAGS)
+    found = soak(host, ENCODES, FLAGS, MAX_S)
     report("soak", found)
     assert found["errors"] == 0, found["first_errors"]
     assert (found["encodes"], found["replayed"]) == (ENCODES, ENCODES // 10)

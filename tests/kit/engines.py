@@ -98,7 +98,6 @@ def engine(
 ) -> Iterator[Engine]:
     """An engine of the tiny checkpoint of `family`, with all its graphs captured unless told otherwise."""
     from producer import preprocess_worker
-    from producer.runner import guard
     from producer.runner.encoder import VllmEncoder
     from producer.runner.graphs import CudaRecorder
     from producer.runner.slot_ring import SlotRing
@@ -119,8 +118,6 @@ def engine(
     )
     try:
         encoder.load()
-        if encoder.device.type == "cpu":
-            guard.clear_tails(encoder._model)
         recorder = emulated.Recorder() if encoder.device.type == "cpu" else CudaRecorder()
         graphs = encoder.graphs(graph_rows, MAX_ITEMS, recorder)
         if capture and graphs is not None:

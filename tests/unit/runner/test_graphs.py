@@ -337,6 +337,14 @@ def test_a_replay_equals_eager_execution_bit_for_bit(one: Engine) -> None:
     ] == []
 
 
+def test_what_attention_left_in_the_tail_is_not_in_the_output(one: Engine) -> None:
+    """Not even in the padding, which later layers and later replays might read."""
+    one.runner.launch([one.image(224, 224, seed=1)]).finish()
+    (graphs,) = one.graphs._captured.values()
+    assert one.count("graph_replays_total", budget=str(min(graphs))) > 0
+    assert graphs[min(graphs)].output.isfinite().all()
+
+
 def test_all_budgets_share_the_large_buffers(one: Engine) -> None:
     (graphs,) = one.graphs._captured.values()
     for name in ("pixel_values", ""):
@@ -373,3 +381,11 @@ def test_what_no_graph_can_do_is_told(one: Engine) -> None:
     assert why_not(one.rows(largest + 4, seed=0)) == "too_large"
     assert why_not(one.video(2 * MAX_ITEMS, 2 * side, 2 * side, seed=0)) == ""  # two frames are one sequence
     assert why_not(one.video(2 * MAX_ITEMS + 2, 2 * side, 2 * side, seed=0)) == "too_many_sequences"
+
+
+def test_an_eager_step_tells_how_it_comes_on(one: Engine) -> None:
+    """Within each of the two blocks, also of classes that vLLM calls past their hooks."""
+    ticks: list[int] = []
+    one.encoder.on_progress(lambda: ticks.append(1))
+    one.eager.launch([one.sample()]).finish()
+    assert len(ticks) >= 4

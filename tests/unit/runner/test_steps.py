@@ -184,10 +184,10 @@ def test_exact_takes_one_item_at_a_time_and_replays_what_was_seen_to_be_equal(on
     wanted = alone(one, items)
     assert same(steps.run(*items), wanted)
     assert steps.misses() == {"not_compared_yet": 2}
-    assert (steps.calls, steps.replays()) == ([1, 1], {"64": 3})  # the third has the layout of the first
+    assert (steps.calls, steps.replays()) == ([1, 1], {"64": 1})  # the third has the layout of the first
     assert same(steps.run(*items), wanted)
     assert (steps.misses(), steps.calls) == ({"not_compared_yet": 2}, [1, 1])
-    assert steps.hits == 3 + 3
+    assert steps.hits == 1 + 3
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_a_layout_whose_replay_differs_by_one_bit_is_eager_for_ever(one: Engine)
     for _ in range(3):
         assert same(steps.run(*items), wanted)
     assert steps.misses() == {"not_compared_yet": 2, "not_exact": 2}
-    assert steps.replays() == {"96": 1, "64": 3}
+    assert steps.replays() == {"64": 2}
 
 
 @pytest.mark.usefixtures("off_by_a_bit")
