@@ -19,11 +19,14 @@ MAX_ERROR_RATIO = 1.02
 """Noise of the comparison itself: which of two roundings is nearer is a matter of chance for each element."""
 
 
-@pytest.fixture(scope="module")
+PARITY: dict[str, Any] = {"cases": 0, "mismatches": 0, "families": {}}
+
+
+@pytest.fixture
 def figures() -> Iterator[dict[str, Any]]:
-    found: dict[str, Any] = {"cases": 0, "mismatches": 0, "families": {}}
-    yield found
-    report("parity", found)
+    """Reported after each test, since what comes next may take too long."""
+    yield PARITY
+    report("parity", PARITY)
 
 
 def steps_of(one: Engine) -> Iterator[list[Any]]:
