@@ -100,6 +100,14 @@ def test_a_planted_bug_is_found(bug: str, said: str, tmp_path: Path, monkeypatch
     assert report.finding.read_bytes()[0] == 7
 
 
+def test_a_run_does_not_inherit_this_ones_peak_of_memory() -> None:
+    ballast = bytearray(b"x") * (256 << 20)
+    peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    said, status = runner._run([sys.executable, "-c", peak], 60)
+    assert status == 0
+    assert int(said) << 10 < len(ballast) // 2
+
+
 def test_the_command_ends_with_the_finding_or_its_absence() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", "block", "--seconds", "1"], capture_output=True, text=True, timeout=120
