@@ -178,7 +178,7 @@ def _start_encoder(
         media_io_kwargs=config.media_io_kwargs,
         modalities=MODALITIES,
         fidelity=config.fidelity,
-        compile=config.compile_mm_encoder,
+        compile_mm_encoder=config.compile_mm_encoder,
     )
     preprocessor = Preprocessor(
         encoder.model_config,

@@ -53,7 +53,7 @@ class VllmEncoder:
         media_io_kwargs: dict[str, Any],
         modalities: Sequence[str],
         fidelity: str = "fast",
-        compile: bool = False,
+        compile_mm_encoder: bool = False,
     ) -> None:
         """Reads the model's configuration; weights come with `load`.
 
@@ -68,7 +68,7 @@ class VllmEncoder:
             "mm_processor_kwargs": mm_processor_kwargs,
             "media_io_kwargs": media_io_kwargs,
             "fidelity": fidelity,
-            "compile": compile,
+            "compile_mm_encoder": compile_mm_encoder,
         }
         try:
             self._config = EngineArgs(
@@ -79,8 +79,8 @@ class VllmEncoder:
                 trust_remote_code=trust_remote_code,
                 mm_processor_kwargs=mm_processor_kwargs or None,
                 media_io_kwargs=media_io_kwargs,
-                enforce_eager=not compile,
-                compilation_config={"compile_mm_encoder": compile, "cudagraph_mode": "NONE"},
+                enforce_eager=not compile_mm_encoder,
+                compilation_config={"compile_mm_encoder": compile_mm_encoder, "cudagraph_mode": "NONE"},
                 mm_encoder_only=True,
                 seed=0,
             ).create_engine_config()

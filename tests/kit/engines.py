@@ -114,7 +114,7 @@ def engine(
         media_io_kwargs={},
         modalities=("image", "video", "audio"),
         fidelity=fidelity,
-        compile=compile,
+        compile_mm_encoder=compile,
     )
     try:
         encoder.load()

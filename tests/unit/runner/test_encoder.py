@@ -84,13 +84,13 @@ def test_all_settings_for_media_are_part_of_the_fingerprint() -> None:
         "media_io_kwargs": decoding,
         "dtype": "bfloat16",
         "fidelity": "fast",
-        "compile": False,
+        "compile_mm_encoder": False,
         "video_loader": "opencv",
     }
     assert decoding == {"video": {"fps": 1}}  # vLLM's decoders take more out of it
 
 
-@pytest.mark.parametrize("settings", [{"fidelity": "exact"}, {"compile": True}], ids=str)
+@pytest.mark.parametrize("settings", [{"fidelity": "exact"}, {"compile_mm_encoder": True}], ids=str)
 def test_what_changes_the_last_bits_is_part_of_the_fingerprint(settings: dict[str, Any]) -> None:
     changed, plain = encoder(tiny("qwen2_5_vl"), **settings), encoder(tiny("qwen2_5_vl"))
     found, usual = changed._fingerprint_settings(), plain._fingerprint_settings()
