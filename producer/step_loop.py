@@ -85,7 +85,7 @@ class StepLoop:
         self._thread.start()
 
     def tick(self) -> None:
-        """The step in hand has come further; called within `encode` as often as there is something to tell."""
+        """The step in hand has come further; called within `launch` as often as there is something to tell."""
         self._progress_s = monotonic()
 
     @property

@@ -31,7 +31,8 @@ from producer import __version__
 from producer.core import ModelInfo
 from producer.errors import UnsupportedModelError
 from producer.runner.fingerprint import fingerprint
-from producer.runner.graphs import EncoderGraphs, Recorder
+from producer.runner.graphs import EncoderGraphs
+from producer.runner.recorder import Recorder
 from producer.stand_in import choose_forms
 from producer.wire.families import embedding_width
 

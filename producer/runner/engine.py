@@ -10,8 +10,9 @@ from producer.core import PreparedItem
 from producer.errors import UnsupportedModelError
 from producer.metrics import Metrics
 from producer.runner.encoder import VllmEncoder
-from producer.runner.graphs import CudaRecorder, EncoderGraphs
+from producer.runner.graphs import EncoderGraphs
 from producer.runner.memory import CaptureFailedError, CudaMemory, MemoryPlan, plan_memory
+from producer.runner.recorder import CudaRecorder
 from producer.runner.slot_ring import SlotRing
 from producer.runner.steps import StepRunner
 
@@ -51,7 +52,7 @@ def start_engine(
         graphs, why_none = _plan(encoder, graphs, why_none, samples, settings, metrics)
     if graphs is None and settings.require_graphs:
         raise UnsupportedModelError(f"graphs are required, and there are none: {why_none}")
-    logger.info("graphs: %s", why_none or f"{graphs and graphs.num_graphs} of {graphs and graphs.captured_rows} rows")
+    logger.info("graphs: %s", why_none if graphs is None else f"{graphs.num_graphs} of {graphs.captured_rows} rows")
     ring = SlotRing.allocate(settings.num_slots, settings.slot_bytes, encoder.device)
     return _runner(encoder, ring, graphs, why_none, metrics, exact=encoder.is_exact)
 

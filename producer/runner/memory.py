@@ -151,15 +151,7 @@ def plan_memory(
         MemoryPlanError: it does not fit.
         CaptureFailedError: the graphs cannot be captured; all that they took is given back.
     """
-    try:
-        largest_step()  # libraries take what they need once
-        activation_bytes = memory.peak_bytes(largest_step)
-    except torch.OutOfMemoryError as error:
-        raise MemoryPlanError(
-            f"the encoder does not fit into device memory: of {_mib(memory.total_bytes)},"
-            f" {_mib(memory.used_bytes())} are taken ({_mib(weights_bytes)} of them by its weights), and a step of the"
-            f" largest size finds no room: {' '.join(str(error).split())[:200]}. Lower max_batch_rows"
-        ) from None
+    activation_bytes = _measure_activations(memory, largest_step, weights_bytes)
     if graphs is not None:
         _capture(memory, graphs.rehearse)
     used_bytes = memory.used_bytes()
@@ -188,6 +180,18 @@ def plan_memory(
     log = logger.info if plan.agrees else logger.warning
     log("device memory: %s", plan)
     return plan
+
+
+def _measure_activations(memory: DeviceMemory, largest_step: Callable[[], None], weights_bytes: int) -> int:
+    try:
+        largest_step()  # libraries take what they need once
+        return memory.peak_bytes(largest_step)
+    except torch.OutOfMemoryError as error:
+        raise MemoryPlanError(
+            f"the encoder does not fit into device memory: of {_mib(memory.total_bytes)},"
+            f" {_mib(memory.used_bytes())} are taken ({_mib(weights_bytes)} of them by its weights), and a step of the"
+            f" largest size finds no room: {' '.join(str(error).split())[:200]}. Lower max_batch_rows"
+        ) from None
 
 
 def _capture(memory: DeviceMemory, capture: Callable[[], None]) -> None:

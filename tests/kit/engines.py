@@ -99,7 +99,7 @@ def engine(
     """An engine of the tiny checkpoint of `family`, with all its graphs captured unless told otherwise."""
     from producer import preprocess_worker
     from producer.runner.encoder import VllmEncoder
-    from producer.runner.graphs import CudaRecorder
+    from producer.runner.recorder import CudaRecorder
     from producer.runner.slot_ring import SlotRing
     from producer.runner.steps import StepRunner
 

@@ -151,10 +151,13 @@ class Views(OnePath):
         batch_mm_kwargs: Kwargs | None = None,
     ) -> None:
         for index, (start, end) in enumerate(ends(per_item_out_tokens)):
-            dest[index] = outputs["default"][start:end]
+            dest[index] = self.part(outputs["default"], start, end)
+
+    def part(self, output: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        return output[start:end]
 
 
-class Merged(OnePath):
+class Merged(Views):
     """Its graph gives two rows for each of the embedding, which are joined after the replay, as Ernie 4.5-VL's does."""
 
     def prepare_encoder_cudagraph_capture_inputs(
@@ -162,17 +165,8 @@ class Merged(OnePath):
     ) -> EncoderCudaGraphCaptureInputs:
         return EncoderCudaGraphCaptureInputs({"pixels": torch.zeros(2 * token_budget, DEPTH, dtype=dtype)})
 
-    def postprocess_encoder_output(
-        self,
-        outputs: dict[str, torch.Tensor],
-        indices: list[int],
-        per_item_out_tokens: list[int],
-        dest: Any,
-        clone: bool = False,
-        batch_mm_kwargs: Kwargs | None = None,
-    ) -> None:
-        for index, (start, end) in enumerate(ends(per_item_out_tokens)):
-            dest[index] = outputs["default"][2 * start : 2 * end].view(end - start, 2, WIDTH).sum(1)
+    def part(self, output: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        return output[2 * start : 2 * end].view(end - start, 2, WIDTH).sum(1)
 
     def expected(self, item: Kwargs) -> torch.Tensor:
         return encoded(item["pixels"], 1).view(-1, 2, WIDTH).sum(1)
