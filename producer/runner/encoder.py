@@ -115,6 +115,7 @@ class VllmEncoder:
             with set_current_vllm_config(self._config):
                 self._init_distributed()
                 self._model = get_model(vllm_config=self._config)
+            self._fuse()
             digest = fingerprint(self._folder(), self._is_encoder_weight, self._fingerprint_settings())
         except (ValueError, OSError, RuntimeError, KeyError) as error:
             raise UnsupportedModelError(f"model {self._model_name}: {_first_line(error)}") from error
@@ -145,7 +146,7 @@ class VllmEncoder:
     def embed(self, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Embeddings of one batch, `[num_rows, width]` each, by the model's own eager code.
 
-        Equal, bit for bit, to what vLLM's own encoder-only instance computes of the same batch.
+        In `exact` equal, bit for bit, to what vLLM's own encoder-only instance computes of the same batch.
         """
         with set_current_vllm_config(self._config), torch.inference_mode():
             return list(self._model.embed_multimodal(**kwargs))
@@ -187,6 +188,15 @@ class VllmEncoder:
         served = [f"{name} by {form}" for name, form in forms.items()]
         logger.info("model %s: %s", known_as, "; ".join(served + said))
         return forms
+
+    def _fuse(self) -> None:
+        """The same mathematics in fewer kernels, where the last bits may differ."""
+        if self.is_exact or self._settings["compile_mm_encoder"] or self.device.type != "cuda":
+            return
+        from producer.runner.fused.blocks import fuse_blocks
+        from producer.runner.fused.widths import pad_mlps
+
+        logger.info("fused %d blocks, padded %d MLPs", fuse_blocks(self._model), pad_mlps(self._model))
 
     def _init_distributed(self) -> None:
         """vLLM's layers want a process group, of this process alone; its rendezvous is a file, so no port opens."""
