@@ -6,10 +6,12 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import grpc
 
+from consumer_shim import metrics
 from consumer_shim.balancer import Health
 from consumer_shim.channel import PLAIN, ChannelSecurity, aio_channel, sync_channel
 from consumer_shim.errors import ProducerError as ProducerError
@@ -19,8 +21,10 @@ from consumer_shim.tickets import PullTicket
 from producer.transport.base import BlockDescriptor
 from producer.wire.block import read_block
 from producer.wire.contract import GRPC_TRANSPORT, WIRE_VERSION
+from producer.wire.origin import current
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
+from producer.wire.tracing import Tracing, span
 
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -44,7 +48,14 @@ class Lease:
 class Producer:
     """One producer over one channel; every call has a deadline. Thread-safe."""
 
-    def __init__(self, address: str, *, security: ChannelSecurity = PLAIN, pin: FingerprintPin | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        security: ChannelSecurity = PLAIN,
+        pin: FingerprintPin | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         """A channel to `address` (host:port); it connects at the first call. Without `pin`, any model will do.
 
         Raises:
@@ -52,6 +63,7 @@ class Producer:
         """
         self.address = address
         self._pin = pin or FingerprintPin()
+        self._tracing = tracing
         self._channel = sync_channel(address, security, CHANNEL_OPTIONS)
         self.stub = EncoderCacheStub(self._channel)
 
@@ -62,7 +74,7 @@ class Producer:
             ProducerError: it does not answer.
         """
         with _producer_errors():
-            return self.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout_s)
+            return self.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout_s, metadata=current().headers())
 
     def encode(
         self, items: Sequence[pb.MediaItem], timeout_s: float, *, settings: Mapping[str, Any] | None = None
@@ -80,9 +92,9 @@ class Producer:
         attempts = Attempts(items, timeout_s)
         while True:
             try:
-                with _producer_errors():
+                with _encode_call(self._tracing, self.address, attempts):
                     request = _request(attempts.items, settings, self._pin)
-                    response = self.stub.Encode(request, timeout=attempts.left_s)
+                    response = self.stub.Encode(request, timeout=attempts.left_s, metadata=current().headers())
                     self._pin.check(response.fingerprint)
             except ProducerError as error:
                 delay_s = attempts.failed(error)
@@ -102,7 +114,8 @@ class Producer:
         """
         requests = (pb.EncodeStreamRequest(id=index, item=item) for index, item in enumerate(items))
         with _producer_errors():
-            for response in self.stub.EncodeStream(requests, timeout=timeout_s):
+            call = self.stub.EncodeStream(requests, timeout=timeout_s, metadata=current().headers())
+            for response in call:
                 yield response.id, _outcome(response.outcome)
 
     def acquire(self, *, key: str, epoch: str, lease_id: str, transport: str, timeout_s: float) -> Lease:
@@ -120,7 +133,7 @@ class Producer:
             fingerprint=self._pin.expected,
         )
         with _producer_errors():
-            response = self.stub.Acquire(request, timeout=timeout_s)
+            response = self.stub.Acquire(request, timeout=timeout_s, metadata=current().headers())
         found = response.descriptor
         block = BlockDescriptor(
             transport=found.transport,
@@ -153,7 +166,12 @@ class Producer:
     def release(self, lease_id: str, timeout_s: float) -> None:
         """Ends a lease, if the producer can be reached; else it ends by expiry."""
         with contextlib.suppress(ProducerError), _producer_errors():
-            self.stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=timeout_s)
+            request = pb.ReleaseRequest(lease_id=lease_id)
+            self.stub.Release(request, timeout=timeout_s, metadata=current().headers())
+
+    def open_fetch(self, request: pb.FetchRequest, timeout: float) -> Any:
+        """The call of `Fetch`, as the stub's."""
+        return self.stub.Fetch(request, timeout=timeout, metadata=current().headers())
 
     def close(self) -> None:
         """Ends the channel; calls in flight fail."""
@@ -163,7 +181,7 @@ class Producer:
         """The bytes of a leased block; those of a longer one break off behind `num_bytes`."""
         block = bytearray()
         with _producer_errors():
-            call = self.stub.Fetch(pb.FetchRequest(lease_id=lease_id), timeout=timeout_s)
+            call = self.open_fetch(pb.FetchRequest(lease_id=lease_id), timeout_s)
             for part in call:
                 block += part.data
                 if len(block) > num_bytes:
@@ -183,14 +201,40 @@ def _producer_errors() -> Iterator[None]:
         raise ProducerError(grpc.StatusCode.CANCELLED, "", "the client is closed") from None
 
 
+@contextlib.contextmanager
+def _encode_call(tracing: Tracing | None, address: str, attempts: Attempts) -> Iterator[None]:
+    """As `_producer_errors`, for one call of Encode, which has a span of its own and is counted."""
+    since_s, code = perf_counter(), grpc.StatusCode.CANCELLED  # unless it ends by itself
+    with span(tracing, "encode", kind="client", address=address, items=len(attempts.items)) as traced:
+        try:
+            with _producer_errors():
+                yield
+            code = grpc.StatusCode.OK
+        except ProducerError as error:
+            code = error.code
+            if traced is not None:
+                traced.set(code=error.code.name, reason=error.reason)
+            raise
+        finally:
+            metrics.count_encode(code.name, perf_counter() - since_s)
+
+
 class AsyncProducer:
     """As `Producer`, for the event loop that makes it: what a server needs to have media encoded."""
 
-    def __init__(self, address: str, *, security: ChannelSecurity = PLAIN, pin: FingerprintPin | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        security: ChannelSecurity = PLAIN,
+        pin: FingerprintPin | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         """As `Producer`."""
         self.address = address
         self.health = Health()
         self._pin = pin or FingerprintPin()
+        self._tracing = tracing
         self._channel = aio_channel(address, security, CHANNEL_OPTIONS)
         self._stub: Any = EncoderCacheStub(self._channel)
 
@@ -207,9 +251,10 @@ class AsyncProducer:
         attempts = Attempts(items, timeout_s, most=most_attempts, is_again=is_again)
         while True:
             try:
-                with _producer_errors():
+                with _encode_call(self._tracing, self.address, attempts):
                     request = _request(attempts.items, settings, self._pin)
-                    response = await self._stub.Encode(request, timeout=attempts.left_s)
+                    metadata = current().headers()
+                    response = await self._stub.Encode(request, timeout=attempts.left_s, metadata=metadata)
                     self._pin.check(response.fingerprint)
             except ProducerError as error:
                 delay_s = attempts.failed(error)
@@ -222,7 +267,8 @@ class AsyncProducer:
     async def release(self, lease_id: str, timeout_s: float) -> None:
         """As `Producer.release`."""
         with contextlib.suppress(ProducerError), _producer_errors():
-            await self._stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=timeout_s)
+            request = pb.ReleaseRequest(lease_id=lease_id)
+            await self._stub.Release(request, timeout=timeout_s, metadata=current().headers())
 
     async def close(self) -> None:
         """Ends the channel; calls in flight fail."""

@@ -9,6 +9,7 @@ from typing import Any
 from consumer_shim.channel import ChannelSecurity
 from producer.transport.registry import LIBRARY_TRANSPORTS, MOONCAKE_PROTOCOLS
 from producer.wire.contract import GRPC_TRANSPORT, SHM_TRANSPORT
+from producer.wire.tracing import check_settings as check_tracing
 
 TRANSPORTS = ("auto", SHM_TRANSPORT, *LIBRARY_TRANSPORTS, GRPC_TRANSPORT)
 
@@ -53,6 +54,10 @@ class ShimConfig:
     max_pulls: int = _number(8, "pulls at once", 1, 256)
     max_body_bytes: int = _number(256 << 20, "largest request body with media", 1, 1 << 31)
 
+    otlp_traces_endpoint: str = ""
+    """Where spans go with OTLP over gRPC: host:port, http://host:port, https://host:port, or "" for nowhere."""
+    trace_sample_ratio: float = _number(1.0, "share of the traces that begin here", 0, 1)
+
     def __post_init__(self) -> None:
         if not self.producers:
             raise ValueError("producers is empty; expected a list with the host:port of at least one producer")
@@ -72,6 +77,7 @@ class ShimConfig:
             raise ValueError("mooncake_host is empty; with mooncake_protocol 'rdma', name this side's address")
         if not re.fullmatch("([0-9a-f]{64})?", self.fingerprint):
             raise ValueError(f"fingerprint is {self.fingerprint[:80]!r}; expected 64 hex digits in lower case, or ''")
+        check_tracing(self.otlp_traces_endpoint, self.trace_sample_ratio)
         _ = self.security
         for field in dataclasses.fields(self):
             if "low" in field.metadata:

@@ -24,12 +24,15 @@ from vllm.v1.outputs import ECConnectorOutput
 from consumer_shim import plugin
 from consumer_shim.config import ShimConfig
 from consumer_shim.landing import Landing
+from consumer_shim.logs import join_vllm
 from consumer_shim.pairing import RequestItem
 from consumer_shim.scheduler import Load, SchedulerSide
 from consumer_shim.side_channel import SideChannel
 from consumer_shim.tickets import PullTicket, from_params
 from consumer_shim.worker import WorkerSide
+from producer.wire import tracing
 from producer.wire.families import EXTRA_FIELDS, embedding_width, num_deepstack_levels
+from producer.wire.origin import ORIGIN_PARAM, Origin
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -72,7 +75,9 @@ class ECProducerConnector(ECConnectorBase):
             self._worker = WorkerSide(torch.device(current_platform.device_type))
             return
         self._resolver = PlaceholderMetadataResolver(model_config)
-        self._landing = Landing(config)
+        join_vllm()
+        self._tracing = tracing.start(config.otlp_traces_endpoint, config.trace_sample_ratio, "ec-producer-shim")
+        self._landing = Landing(config, self._tracing)
         self._scheduler = SchedulerSide(
             self._landing.store,
             self._landing.start,
@@ -88,7 +93,12 @@ class ECProducerConnector(ECConnectorBase):
     # Scheduler
 
     def ensure_cache_available(self, request: "Request", num_computed_tokens: int) -> bool:
-        return self._scheduler.is_ready(request.request_id, num_computed_tokens, lambda: self._describe(request))
+        return self._scheduler.is_ready(
+            request.request_id,
+            num_computed_tokens,
+            lambda: self._describe(request),
+            lambda: Origin.from_params((request.ec_transfer_params or {}).get(ORIGIN_PARAM)),
+        )
 
     def has_cache_item(self, identifier: str) -> bool:
         return self._scheduler.has(identifier)
@@ -112,6 +122,14 @@ class ECProducerConnector(ECConnectorBase):
     def request_finished(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
         self._scheduler.finish(request.request_id)
         return False, None
+
+    def get_ec_connector_stats(self) -> Any:
+        """Pulls that have ended since the last call, where this is the scheduler's side. For vLLM's loggers."""
+        if self.role is ECConnectorRole.WORKER:
+            return None
+        from consumer_shim.pull_metrics import PullStats
+
+        return PullStats.take(self._landing.ended)
 
     def _describe(self, request: "Request") -> tuple[list[RequestItem], list[PullTicket]]:
         items = [
@@ -145,6 +163,28 @@ class ECProducerConnector(ECConnectorBase):
         loaded = self._worker.take_loaded()
         return ShimWorkerMetadata(set(loaded)) if loaded else None
 
+    # The API server's process
+
+    @classmethod
+    def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        """What `get_ec_connector_stats` gave in the engine's process."""
+        from consumer_shim.pull_metrics import PullStats
+
+        return PullStats.of(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> Any:
+        """The pulls in vLLM's `/metrics`."""
+        from consumer_shim.pull_metrics import PullMetrics
+
+        return PullMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     # Both
 
     def shutdown(self) -> None:
@@ -153,3 +193,5 @@ class ECProducerConnector(ECConnectorBase):
             return
         self._side_channel.close()
         self._landing.close()
+        if self._tracing is not None:
+            self._tracing.close()

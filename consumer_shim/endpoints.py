@@ -12,6 +12,8 @@ from consumer_shim.gateway import encode_request
 from consumer_shim.rewrite import MEDIA_SETTINGS, RequestError, find_media, names_media, tickets_in
 from consumer_shim.side_channel import leave_tickets
 from consumer_shim.tickets import PullTicket
+from producer.wire import tracing
+from producer.wire.origin import current
 
 CHAT = "/v1/chat/completions"
 TOKENIZE = "/tokenize"
@@ -32,8 +34,8 @@ def endpoint(path: str) -> str | None:
 class BodyEncoder:
     """Has media encoded by the producers of one server. For the event loop that made it."""
 
-    def __init__(self, config: ShimConfig, engine_id: str, model_config: Any) -> None:
-        """`model_config` is vLLM's."""
+    def __init__(self, config: ShimConfig, engine_id: str, model_config: Any, *, vllm_traces: bool = False) -> None:
+        """`model_config` is vLLM's; `vllm_traces` says whether it makes spans of its own."""
         from consumer_shim.fetch import Fetcher
 
         multimodal = model_config.multimodal_config
@@ -42,8 +44,13 @@ class BodyEncoder:
         self._timeout_s = config.encode_timeout_s
         self.max_body_bytes = config.max_body_bytes
         self.engine_id = engine_id
+        self.vllm_traces = vllm_traces
         pin = FingerprintPin(config.fingerprint, learns=len(config.producers) > 1)
-        self._producers = [AsyncProducer(address, security=config.security, pin=pin) for address in config.producers]
+        self.tracing = tracing.start(config.otlp_traces_endpoint, config.trace_sample_ratio, "ec-producer-shim")
+        self._producers = [
+            AsyncProducer(address, security=config.security, pin=pin, tracing=self.tracing)
+            for address in config.producers
+        ]
 
     async def rewrite(self, path: str, body: bytes) -> tuple[bytes, list[str]]:
         """The body to hand on to an endpoint, itself if it has no media, and the leases of the tickets in it.
@@ -82,7 +89,7 @@ class BodyEncoder:
         """Beam search makes requests of its own, which have this one's media under their uuid, but not its tickets."""
         is_left = False
         try:
-            is_left = await asyncio.to_thread(leave_tickets, self.engine_id, tickets)
+            is_left = await asyncio.to_thread(leave_tickets, self.engine_id, tickets, current())
         finally:
             if not is_left:
                 await self._release(tickets)

@@ -14,6 +14,7 @@ from consumer_shim.client import AsyncProducer, ProducerError
 from consumer_shim.dispatch import Dispatch, ItemsError, release_each
 from consumer_shim.rewrite import MediaPart, RequestError, apply_tickets, data_of, find_media
 from producer.wire.modality import modality_number
+from producer.wire.origin import ORIGIN_PARAM, current
 from producer.wire.pb import encoder_cache_pb2 as pb
 
 _HTTP_STATUS = {
@@ -60,13 +61,16 @@ async def encode_request(
     try:
         found = await Dispatch(items, producers, timeout_s, settings).run()
     except ItemsError as failed:
-        raise RequestError(_http_status(failed.error), _sentence(failed, parts)) from None
+        reason = failed.error.reason or failed.error.code.name
+        raise RequestError(_http_status(failed.error), _sentence(failed, parts), reason) from None
     tickets = [ticket for ticket, _ in found]
     try:
         apply_tickets(request, parts, tickets, [giver.address for _, giver in found])
     except (ValueError, RecursionError) as error:
         await release_each(found)
         raise RequestError(502, f"the answer of {_names(found)} makes no sense: {error}") from None
+    if origin := current().to_params():
+        request["ec_transfer_params"][ORIGIN_PARAM] = origin  # its pulls begin in another process
     return tickets
 
 

@@ -1,13 +1,14 @@
 """Where embeddings land: the region, the transports into it and the threads that pull."""
 
-import logging
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from consumer_shim.client import Producer
 from consumer_shim.config import ShimConfig
 from consumer_shim.fingerprint import FingerprintPin
-from consumer_shim.pull import Pull, Puller
+from consumer_shim.logs import ShimLogger
+from consumer_shim.pull import Ended, Pull, Puller
 from producer.memory.block_store import BlockStore
 from producer.memory.region import SharedRegion
 from producer.transport import registry
@@ -15,16 +16,18 @@ from producer.transport.base import Reader, TransportError, TransportUnavailable
 from producer.transport.shm import ShmReader
 from producer.transport.stream import StreamReader
 from producer.wire.contract import GRPC_TRANSPORT, SHM_TRANSPORT
+from producer.wire.tracing import Tracing
 
-logger = logging.getLogger(__name__)
+logger = ShimLogger(__name__)
 
 _INFO_TIMEOUT_S = 5.0
+_MAX_ENDED = 4096
 
 
 class Landing:
     """Owns the landing region, a client for each producer, and at most `max_pulls` threads."""
 
-    def __init__(self, config: ShimConfig) -> None:
+    def __init__(self, config: ShimConfig, tracing: Tracing | None = None) -> None:
         self._config = config
         self.region = SharedRegion.create("ec-producer-shim", config.region_bytes)
         self.store = BlockStore(config.region_bytes)
@@ -33,7 +36,7 @@ class Landing:
             for address in config.producers
         }
         self._streams = {
-            address: StreamReader(self.region, producer.stub.Fetch) for address, producer in self._producers.items()
+            address: StreamReader(self.region, producer.open_fetch) for address, producer in self._producers.items()
         }
         self._readers: dict[str, Reader | None] = {}  # by transport; None where it cannot be had
         self._opening = threading.Lock()
@@ -41,7 +44,11 @@ class Landing:
             self._open(config.transport)
         self._shm = ShmReader(self.region)
         self._chosen: dict[str, Reader] = {}  # by address
-        self._puller = Puller(self.region, self.store, self._producers.__getitem__, self._reader)
+        self.ended: deque[Ended] = deque(maxlen=_MAX_ENDED)
+        """Pulls that are over, oldest first, for whoever counts them."""
+        self._puller = Puller(
+            self.region, self.store, self._producers.__getitem__, self._reader, tracing, self.ended.append
+        )
         self._threads = ThreadPoolExecutor(config.max_pulls, thread_name_prefix="pull")
 
     def start(self, pull: Pull) -> None:

@@ -6,23 +6,27 @@ untouched.
 
 import asyncio
 import json
-import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from consumer_shim import budget
+from consumer_shim import budget, metrics
 from consumer_shim.config import ShimConfig
 from consumer_shim.endpoints import BodyEncoder, endpoint
 from consumer_shim.inbox import Inbox, Message, Receive
+from consumer_shim.logs import ShimLogger, join_vllm
 from consumer_shim.pull import Failure
 from consumer_shim.rewrite import RequestError
 from consumer_shim.side_channel import ask_reason
+from producer.wire.origin import REQUEST_ID_HEADER, Origin, work_for
+from producer.wire.tracing import Span, Tracing
 
-logger = logging.getLogger(__name__)
+logger = ShimLogger(__name__)
 
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+_ID_HEADER = REQUEST_ID_HEADER.encode()
 _MAX_HELD = 64
 _LOST = (502, 503)
 """Failures of a pull that another encode may mend: what was to be pulled has gone, or is not the embedding."""
@@ -32,6 +36,7 @@ class EncodeMiddleware:
     """Wraps vLLM's app. Its settings are the connector's, found in the app's state."""
 
     def __init__(self, app: App) -> None:
+        metrics.register()
         self._app = app
         self._encoder: BodyEncoder | None = None
 
@@ -40,22 +45,24 @@ class EncodeMiddleware:
         if path is None:
             await self._app(scope, receive, send)
             return
-        inbox = Inbox(receive)
+        inbox, call = Inbox(receive), _Call(path, scope["headers"], send)
         try:
-            await self._exchange(path, scope, inbox, send)
+            await self._exchange(call, scope, inbox)
         finally:
+            call.end()
             await inbox.close()
 
-    async def _exchange(self, path: str, scope: MutableMapping[str, Any], inbox: Inbox, send: Send) -> None:
+    async def _exchange(self, call: "_Call", scope: MutableMapping[str, Any], inbox: Inbox) -> None:
         body: bytes | None = None
         for is_last in (False, True):  # an embedding that was lost before it was pulled is encoded again, once
-            exchange = _Exchange(self._encoder_for, path, scope, inbox, send, body=body, may_retry=not is_last)
+            exchange = _Exchange(self._encoder_for, call, scope, inbox, body=body, may_retry=not is_last)
             try:
                 await self._app(exchange.scope, exchange.receive, exchange.send)
             except RequestError:
                 await exchange.refuse()
             if not exchange.is_lost:
                 return
+            metrics.count_reencode()
             body = exchange.body
 
     def _encoder_for(self, scope: MutableMapping[str, Any]) -> "BodyEncoder":
@@ -64,9 +71,59 @@ class EncodeMiddleware:
             transfer = vllm_config.ec_transfer_config
             if transfer is None:
                 raise RequestError(500, "EncodeMiddleware needs --ec-transfer-config with consumer_shim.connector")
+            join_vllm()
             config = ShimConfig.from_extra_config(transfer.ec_connector_extra_config)
-            self._encoder = BodyEncoder(config, transfer.engine_id, vllm_config.model_config)
+            self._encoder = BodyEncoder(
+                config, transfer.engine_id, vllm_config.model_config, vllm_traces=_traces(vllm_config)
+            )
         return self._encoder
+
+
+class _Call:
+    """One request of a client's, from its arrival to its end: whom it is for, its span, the status that it got."""
+
+    def __init__(self, path: str, headers: Sequence[tuple[bytes, bytes]], send: Send) -> None:
+        """`path` is the endpoint's."""
+        self.path = path
+        self.origin = Origin.from_headers(headers).named()
+        self._send = send
+        self._began_ns = time.time_ns()
+        self.is_ours = False
+        """Whether it brought media, or was refused here; others leave no span."""
+        self._tracing: Tracing | None = None
+        self._span: Span | None = None
+        self._vllm_traces = False
+        self._status = 0
+
+    def trace(self, tracing: Tracing | None, *, vllm_traces: bool) -> None:
+        """Begins the span, if there is tracing and it has not begun; the origin is it from then on."""
+        if tracing is not None and self._span is None:
+            self._tracing, self._vllm_traces = tracing, vllm_traces
+            with work_for(self.origin):
+                self._span = tracing.begin(f"POST {self.path}", kind="server", start_ns=self._began_ns)
+            self.origin = self._span.origin
+
+    def headers_for(self, headers: Sequence[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+        """The client's for a body of another length, with an id by which vLLM names the request then, too."""
+        changed = {b"content-length": str(length).encode(), b"transfer-encoding": b""}
+        if not any(name.lower() == _ID_HEADER for name, _ in headers):
+            changed[_ID_HEADER] = self.origin.request_id.encode()
+        if self._span is not None and self._vllm_traces:
+            changed |= {b"traceparent": self.origin.traceparent.encode()}  # vLLM's span lies below ours
+        kept = [(name, value) for name, value in headers if name.lower() not in changed]
+        return [*kept, *((name, value) for name, value in changed.items() if value)]
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        await self._send(message)
+
+    def end(self) -> None:
+        """The response is over, or will never come."""
+        if self._span is not None and self._tracing is not None and self.is_ours:
+            set_code = self._span.fail if self._status >= 500 or not self._status else self._span.set
+            set_code(code=self._status)
+            self._tracing.end(self._span)
 
 
 class _Exchange:
@@ -86,10 +143,9 @@ class _Exchange:
     def __init__(
         self,
         encoder_for: "Callable[[MutableMapping[str, Any]], BodyEncoder]",
-        path: str,
+        call: _Call,
         scope: MutableMapping[str, Any],
         inbox: Inbox,
-        send: Send,
         *,
         body: bytes | None,
         may_retry: bool,
@@ -97,13 +153,13 @@ class _Exchange:
         """`body` is the client's, where it was read before."""
         self.scope = {**scope, "headers": list(scope["headers"])}
         self.is_lost = False
-        self._path = path
+        self._call = call
         self._may_retry = may_retry
         self.body = body
         """The client's, once it was read and holds media."""
         self._encoder_for = encoder_for
         self._inbox = inbox
-        self._send = send
+        self._send = call.send
         self._was_read = False
         self._refusal: RequestError | None = None
         self._leases: list[str] = []
@@ -121,8 +177,10 @@ class _Exchange:
         self._was_read = True
         try:
             encoder = self._encoder = self._encoder_for(self.scope)
+            self._call.trace(encoder.tracing, vllm_traces=encoder.vllm_traces)
             body = await _read_body(self._inbox.take, encoder.max_body_bytes) if self.body is None else self.body
-            done = None if body is None else await self._inbox.unless_gone(encoder.rewrite(self._path, body))
+            with work_for(self._call.origin):
+                done = None if body is None else await self._inbox.unless_gone(encoder.rewrite(self._call.path, body))
         except RequestError as error:
             self._refusal = error
             raise
@@ -131,7 +189,8 @@ class _Exchange:
         rewritten, self._leases = done
         self.body = None if rewritten is body else body
         if rewritten is not body:
-            self.scope["headers"][:] = _headers(self.scope["headers"], len(rewritten))
+            self._call.is_ours = True
+            self.scope["headers"][:] = self._call.headers_for(self.scope["headers"], len(rewritten))
         return {"type": "http.request", "body": rewritten, "more_body": False}
 
     async def send(self, message: Message) -> None:
@@ -148,8 +207,10 @@ class _Exchange:
     async def refuse(self) -> None:
         """Answers with the refusal, once."""
         if self._refusal is not None and not self._is_over:
-            self._is_over = True
-            await _send_error(self._send, self._refusal.status, str(self._refusal))
+            self._is_over = self._call.is_ours = True
+            with work_for(self._call.origin):
+                logger.info("%s is answered with %d %s", self._call.path, self._refusal.status, self._refusal.reason)
+            await _send_error(self._send, self._refusal.status, str(self._refusal), self._call.origin.request_id)
 
     async def _hold(self, held: list[Message], message: Message) -> None:
         held.append(message)
@@ -175,6 +236,11 @@ class _Exchange:
         return await asyncio.to_thread(ask_reason, self._encoder.engine_id, self._leases)
 
 
+def _traces(vllm_config: Any) -> bool:
+    """Whether vLLM makes spans of its own; if not, it warns of requests that bring a trace's context."""
+    return bool(getattr(getattr(vllm_config, "observability_config", None), "otlp_traces_endpoint", None))
+
+
 def _is_opening(message: Message) -> bool:
     """Whether it is the event that a streamed choice begins with: its role, and no content."""
     body = message.get("body", b"")
@@ -195,16 +261,12 @@ async def _read_body(receive: Receive, most: int) -> bytes | None:
             return bytes(body)
 
 
-def _headers(headers: Sequence[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
-    return [*kept, (b"content-length", str(length).encode())]
-
-
-async def _send_error(send: Send, status: int, message: str) -> None:
+async def _send_error(send: Send, status: int, message: str, request_id: str) -> None:
     """An error in the form of OpenAI's API."""
     kind = "BadRequestError" if status < 500 else "EncoderError"
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers.append((_ID_HEADER, request_id.encode()))
     if status in (429, 503):
         headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

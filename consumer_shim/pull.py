@@ -1,22 +1,26 @@
 """One pull as a state machine: acquire the lease, read the block, check it, release. Runs on a thread of its own."""
 
 import enum
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
+from typing import NamedTuple
 
 import grpc
 
 from consumer_shim.client import Lease, Producer, ProducerError
+from consumer_shim.logs import ShimLogger
 from consumer_shim.tickets import PullTicket
 from producer.memory.block_store import Block, BlockState, BlockStore
 from producer.memory.region import SharedRegion
 from producer.transport.base import Reader, TransportError
 from producer.wire.block import BlockError, read_block
+from producer.wire.origin import NOBODY, Origin, work_for
+from producer.wire.tracing import Tracing, annotate, span
 
-logger = logging.getLogger(__name__)
+logger = ShimLogger(__name__)
 
 _RELEASE_TIMEOUT_S = 2.0
 
@@ -40,6 +44,7 @@ _MOVES = {
     PullState.READY: set(),
     PullState.FAILED: set(),
 }
+_OUTCOMES: dict[int, str] = {HTTPStatus.GATEWAY_TIMEOUT: "timed_out", HTTPStatus.BAD_GATEWAY: "not_the_embedding"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +55,27 @@ class Failure:
     message: str
 
 
+class Ended(NamedTuple):
+    """A pull that is over, for the metrics."""
+
+    outcome: str  # of `consumer_shim.metrics.OUTCOMES`
+    transport: str  # "none" where it had come to none
+    seconds: float  # from its begin on a thread until the embedding was there
+    num_bytes: int  # of the block
+
+
 class Pull:
     """A pull of `ticket` into `block`. Its worker thread moves it; the scheduler only looks."""
 
-    def __init__(self, ticket: PullTicket, block: Block, deadline_s: float) -> None:
-        """Must end by `deadline_s` (time.monotonic)."""
+    def __init__(self, ticket: PullTicket, block: Block, deadline_s: float, origin: Origin = NOBODY) -> None:
+        """Must end by `deadline_s` (time.monotonic). `origin` is the request that it was begun for."""
         self.ticket = ticket
+        self.origin = origin
         self.block = block
         self.deadline_s = deadline_s
         self.state = PullState.QUEUED
+        self.transport = "none"
+        self.failed_in: PullState | None = None
         self.failure: Failure | None = None
 
     @property
@@ -72,8 +89,17 @@ class Pull:
 
     def fail(self, failure: Failure) -> None:
         """Ends without the embedding. The failure is set before the state that announces it."""
-        self.failure = failure
+        self.failure, self.failed_in = failure, self.state
         self.move(PullState.FAILED)
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in one word."""
+        if self.failure is None:
+            return "ok"
+        if self.failure.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
+            return "unreadable" if self.failed_in in (PullState.READING, PullState.CHECKING) else "refused"
+        return _OUTCOMES.get(self.failure.http_status, "failed")
 
 
 class Puller:
@@ -85,16 +111,33 @@ class Puller:
         store: BlockStore,
         producer: Callable[[str], Producer],
         reader: Callable[[str], Reader],
+        tracing: Tracing | None = None,
+        on_end: Callable[[Ended], None] = lambda ended: None,
     ) -> None:
-        """`producer` and `reader` give the client and the transport for an address; `reader` may ask the producer."""
+        """`producer` and `reader` give the client and the transport for an address; `reader` may ask the producer.
+
+        `on_end` is told each pull once, on its thread.
+        """
         self._region = region
         self._store = store
         self._producer = producer
         self._reader = reader
+        self._tracing = tracing
+        self._on_end = on_end
         self._unsettled: deque[tuple[Block, Reader]] = deque()
 
     def run(self, pull: Pull) -> None:
         """Takes `pull` to its end, whatever happens; its block is committed, freed or quarantined by then."""
+        ticket = pull.ticket
+        with (
+            work_for(pull.origin),
+            span(self._tracing, "pull", modality=ticket.modality, rows=ticket.num_rows, key=ticket.key[:16]) as traced,
+        ):
+            self._take(pull)
+            if traced is not None and pull.failure is not None:
+                traced.fail(code=pull.failure.http_status)
+
+    def _take(self, pull: Pull) -> None:
         try:
             failure = self._run(pull)
         except Exception as error:  # a pull must end, whatever a library does
@@ -107,6 +150,7 @@ class Puller:
         if failure is not None:
             logger.warning("no embedding %s from %s: %s", pull.ticket.key[:16], pull.ticket.address, failure.message)
             pull.fail(failure)
+            self._on_end(Ended(pull.outcome, pull.transport, 0.0, 0))
 
     def settle(self) -> None:
         """Frees quarantined memory that nothing can write to any more. For one thread at a time."""
@@ -128,6 +172,7 @@ class Puller:
         producer = self._producer(ticket.address)
         try:
             reader = self._reader(ticket.address)
+            pull.transport = reader.name
             lease = producer.acquire(
                 key=ticket.key, epoch=ticket.epoch, lease_id=ticket.lease_id, transport=reader.name, timeout_s=left_s
             )
@@ -141,7 +186,9 @@ class Puller:
         try:
             if lease.block.num_bytes != pull.block.num_bytes:
                 raise BlockError(f"the block has {lease.block.num_bytes} bytes, expected {pull.block.num_bytes}")
-            reader.read(lease.block, pull.block.offset, min(pull.deadline_s, lease_end_s) - time.monotonic())
+            annotate(transport=reader.name, bytes=lease.block.num_bytes)
+            with span(self._tracing, "read", transport=reader.name):
+                reader.read(lease.block, pull.block.offset, min(pull.deadline_s, lease_end_s) - time.monotonic())
             pull.move(PullState.CHECKING)
             read_block(self._view(pull.block), pull.ticket.identity(lease.block.generation), pull.ticket.shape)
             if time.monotonic() > lease_end_s:
@@ -164,6 +211,8 @@ class Puller:
             raise
         self._store.commit(pull.block, pull.ticket.shape)
         pull.move(PullState.READY)
+        seconds = time.monotonic() - started_s
+        self._on_end(Ended(pull.outcome, pull.transport, seconds, pull.block.num_bytes))
         producer.release(lease.block.lease_id, _RELEASE_TIMEOUT_S)
         return None
 

@@ -38,11 +38,15 @@ MEDIA_SETTINGS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
 class RequestError(Exception):
-    """The request is refused with an HTTP status before the engine sees it."""
+    """The request is refused with an HTTP status before the engine sees it.
 
-    def __init__(self, status: int, message: str) -> None:
+    `reason` is the producer's, or the name of its gRPC status; "" where none had to do with it.
+    """
+
+    def __init__(self, status: int, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.reason = reason
 
 
 @dataclass(slots=True)

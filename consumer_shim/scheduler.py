@@ -5,19 +5,20 @@ hold is not relied on, since it can evict within one scheduling pass. All method
 """
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from consumer_shim.logs import ShimLogger
 from consumer_shim.pairing import RequestItem, pair
 from consumer_shim.pull import Failure, Pull, PullState
 from consumer_shim.recent import Recent
 from consumer_shim.tickets import PullTicket
 from producer.memory.block_store import Block, BlockStore, StoreFullError
 from producer.wire.block import HEADER_BYTES, EmbeddingShape
+from producer.wire.origin import NOBODY, Origin, work_for
 
-logger = logging.getLogger(__name__)
+logger = ShimLogger(__name__)
 
 _MAX_FAILURES = 1024
 _MAX_LEFT = 4096
@@ -37,6 +38,7 @@ class Load:
 
 @dataclass(slots=True)
 class _Request:
+    origin: Origin = NOBODY
     leases: list[str] = field(default_factory=list)
     identifiers: list[str] = field(default_factory=list)
     items: list[tuple[RequestItem, PullTicket]] = field(default_factory=list)
@@ -88,10 +90,14 @@ class SchedulerSide:
         self._loading: dict[int, Block] = {}
         self._unavailable: set[str] = set()
         self._failures: Recent[str, Failure] = Recent(_MAX_FAILURES)  # by a ticket's lease
-        self._left: Recent[str, PullTicket] = Recent(_MAX_LEFT)  # by key
+        self._left: Recent[str, tuple[PullTicket, Origin]] = Recent(_MAX_LEFT)  # by key
 
     def is_ready(
-        self, request_id: str, computed: int, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]
+        self,
+        request_id: str,
+        computed: int,
+        describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]],
+        origin: Callable[[], Origin] = lambda: NOBODY,
     ) -> bool:
         """Whether all embeddings that the request still needs lie in the region, pinned for it; pulls them if not.
 
@@ -99,10 +105,11 @@ class SchedulerSide:
             request_id: the engine's name of the request.
             computed: prompt positions that need no embedding any more.
             describe: media in prompt order and tickets; asked once a request; ValueError where tickets are malformed.
+            origin: whom the request's pulls are for; asked once, too.
         """
         request = self._requests.get(request_id)
         if request is None:
-            request = self._requests[request_id] = self._admit(describe)
+            request = self._requests[request_id] = self._admit(describe, origin())
         elif request.failure is not None:
             return False  # told already
         if request.failure is None:
@@ -165,15 +172,18 @@ class SchedulerSide:
         """Why the request that held this ticket's lease failed; may be asked from any thread."""
         return next(iter(self._failures.find([lease_id])), None)
 
-    def leave_tickets(self, tickets: Sequence[PullTicket]) -> None:
+    def leave_tickets(self, tickets: Sequence[PullTicket], origin: Origin = NOBODY) -> None:
         """Tickets for requests without any whose items go by a ticket's key. From any thread."""
-        self._left.put({ticket.key: ticket for ticket in tickets})
+        self._left.put({ticket.key: (ticket, origin) for ticket in tickets})
 
-    def _admit(self, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]]) -> _Request:
-        request = _Request()
+    def _admit(
+        self, describe: Callable[[], tuple[Sequence[RequestItem], Sequence[PullTicket]]], origin: Origin
+    ) -> _Request:
+        request = _Request(origin)
         try:
             items, tickets = describe()
-            tickets = tickets or self._left.find(item.identifier for item in items)
+            if not tickets and (left := self._left.find(item.identifier for item in items)):
+                tickets, request.origin = [ticket for ticket, _ in left], left[0][1]
             request.leases = [ticket.lease_id for ticket in tickets]
             for item, ticket in pair(items, tickets):
                 if ticket is not None:
@@ -247,7 +257,7 @@ class SchedulerSide:
         except StoreFullError:
             return None  # until others are done with theirs, or the deadline
         for ticket, block in zip(new.values(), blocks, strict=True):
-            under_way[ticket.key] = self._pulls[ticket.key] = pull = Pull(ticket, block, deadline_s)
+            under_way[ticket.key] = self._pulls[ticket.key] = pull = Pull(ticket, block, deadline_s, request.origin)
             self._start(pull)
         request.waits.update(under_way)
         return None
@@ -272,7 +282,8 @@ class SchedulerSide:
 
     def _give_up(self, request_id: str, request: _Request) -> None:
         assert request.failure is not None
-        logger.warning("request %s fails: %s", request_id, request.failure.message)
+        with work_for(request.origin):
+            logger.warning("request %s fails: %s", request_id, request.failure.message)
         self._unpin(request, request.pins.keys())
         self._unavailable.add(request_id)
         self._failures.put(dict.fromkeys(request.leases, request.failure))

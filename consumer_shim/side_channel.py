@@ -6,16 +6,17 @@ An abstract Unix socket, named by the engine's id, exists while the engine does 
 
 import contextlib
 import json
-import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from consumer_shim.logs import ShimLogger
 from consumer_shim.pull import Failure
 from consumer_shim.tickets import PullTicket, from_params, to_params
+from producer.wire.origin import NOBODY, ORIGIN_PARAM, Origin
 
-logger = logging.getLogger(__name__)
+logger = ShimLogger(__name__)
 
 _MAX_BYTES = 1 << 16
 _MAX_TICKETS = 64  # in one message
@@ -33,9 +34,10 @@ class SideChannel:
         self,
         engine_id: str,
         failure_of: Callable[[str], Failure | None],
-        leave: Callable[[Sequence[PullTicket]], None],
+        leave: Callable[[Sequence[PullTicket], Origin], None],
     ) -> None:
-        """`failure_of` gives the failure of the request that held a ticket's lease, `leave` keeps tickets."""
+        """`failure_of` gives the failure of the request that held a ticket's lease, `leave` keeps tickets and whom
+        they are for."""
         self._failure_of = failure_of
         self._leave = leave
         self._closed = False
@@ -67,7 +69,7 @@ class SideChannel:
     def _answer(self, message: bytes) -> bytes:
         content = json.loads(message)
         if isinstance(content, dict):
-            self._leave(from_params(content))
+            self._leave(from_params(content), Origin.from_params(content.get(ORIGIN_PARAM)))
             return b"true"
         failures = (self._failure_of(str(lease_id)) for lease_id in content)
         found = next((failure for failure in failures if failure is not None), None)
@@ -82,10 +84,11 @@ def ask_reason(engine_id: str, lease_ids: list[str]) -> Failure | None:
     return None
 
 
-def leave_tickets(engine_id: str, tickets: Sequence[PullTicket]) -> bool:
+def leave_tickets(engine_id: str, tickets: Sequence[PullTicket], origin: Origin = NOBODY) -> bool:
     """Gives the engine tickets for requests that will not bring them; whether it has all. Waits 1 s a message."""
-    starts = range(0, len(tickets), _MAX_TICKETS)
-    return all(_exchange(engine_id, to_params(list(tickets[at : at + _MAX_TICKETS]))) is True for at in starts)
+    for_whom = {ORIGIN_PARAM: origin.to_params()}
+    parts = (list(tickets[at : at + _MAX_TICKETS]) for at in range(0, len(tickets), _MAX_TICKETS))
+    return all(_exchange(engine_id, {**to_params(part), **for_whom}) is True for part in parts)
 
 
 def _exchange(engine_id: str, message: Any) -> Any:

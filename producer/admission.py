@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 from producer.core import Lease, MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
-from producer.errors import DeadlineError, NotFoundError, OverloadedError, UnavailableError
+from producer.errors import DeadlineError, NotFoundError, OverloadedError, ServiceError, UnavailableError
 from producer.item_checks import ItemChecks
+from producer.messages import status_code
 from producer.metrics import Metrics
 from producer.pace import Pace
 from producer.wire.content_key import content_key
 from producer.wire.contract import Reason
+from producer.wire.origin import current
+from producer.wire.tracing import Tracing, annotate, span
 
 _HASH_INLINE_BYTES = 1 << 20
 _ITEM_BYTES = 1 << 12
@@ -50,11 +53,13 @@ class Admission:
         item_timeout_s: float = 120.0,
         metrics: Metrics,
         also: Callable[[Lease], Awaitable[None]] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`prepare` takes key and item; `submit` hands the prepared item to the device; `also` comes before a reply."""
         self._checks = ItemChecks(modalities=modalities, max_item_bytes=max_item_bytes)
         self._pace = Pace()
         self._also = also
+        self._tracing = tracing
         self._pool = pool
         self._prepare = prepare
         self._submit = submit
@@ -62,9 +67,12 @@ class Admission:
         self._max_queue_items = max_queue_items
         self._max_queue_bytes = max_queue_bytes
         self._item_timeout_s = item_timeout_s
-        self._metrics = metrics
+        self._hits, self._misses = (metrics.pool_lookups.labels(result) for result in ("hit", "miss"))
+        self._found, self._joined = (metrics.items_shared.labels(source) for source in ("pool", "in_flight"))
         self._works: dict[str, _Work] = {}
         self._held_bytes = 0
+        metrics.queue_items.set_function(lambda: len(self._works))
+        metrics.queue_bytes.set_function(lambda: self._held_bytes)
         self._closed = False
 
     async def encode(self, item: MediaItem, deadline_s: float = math.inf) -> Lease:
@@ -77,6 +85,18 @@ class Admission:
         Raises:
             ServiceError: the one outcome of this item, if it is not a lease.
         """
+        if self._tracing is None or not current().traceparent:  # as with what is encoded to see whether it works
+            return await self._encode(item, deadline_s)
+        with self._tracing.span("item", modality=item.modality, bytes=len(item.data)) as traced:
+            try:
+                lease = await self._encode(item, deadline_s)
+            except ServiceError as error:
+                traced.set(code=status_code(error).name, reason=error.reason.value)
+                raise
+            traced.set(code="OK", rows=lease.info.shape.num_rows, key=lease.key[:16])
+            return lease
+
+    async def _encode(self, item: MediaItem, deadline_s: float) -> Lease:
         if self._closed:
             raise UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
         self._checks.check(item)
@@ -103,12 +123,10 @@ class Admission:
         if self._held_bytes + num_bytes > self._max_queue_bytes:
             raise self._full(f"{self._held_bytes} bytes are waiting already, at most {self._max_queue_bytes} may")
         self._held_bytes += num_bytes
-        self._metrics.queue_bytes.set(self._held_bytes)
         try:
             yield
         finally:
             self._held_bytes -= num_bytes
-            self._metrics.queue_bytes.set(self._held_bytes)
 
     def _full(self, message: str) -> OverloadedError:
         """The queue has no room; half of what is in hand is done by the time that the client is told to come back."""
@@ -120,9 +138,12 @@ class Admission:
         try:
             lease = self._pool.grant(key)
         except NotFoundError:
+            self._misses.inc()
             await self._join(key, item, deadline_s)
             return self._grant_new(key)
-        self._metrics.shared.labels("pool").inc()
+        self._hits.inc()
+        self._found.inc()
+        annotate(source="pool")
         return lease
 
     async def _key(self, item: MediaItem) -> str:
@@ -144,8 +165,10 @@ class Admission:
         work = self._works.get(key)
         if work is None:
             work = self._begin(key, item, deadline_s)
+            annotate(source="encoder")
         else:
-            self._metrics.shared.labels("in_flight").inc()
+            self._joined.inc()
+            annotate(source="in_flight")
         work.num_waiters += 1
         try:
             await asyncio.wait([work.task], timeout=max(0.0, deadline_s - _now_s()))
@@ -175,13 +198,14 @@ class Admission:
             self._pace.begin(_now_s())
         work = _Work(asyncio.create_task(self._work(key, item)))
         self._works[key] = work
-        self._metrics.queue_items.set(len(self._works))
         work.task.add_done_callback(lambda task: self._end(key, work))
         return work
 
     async def _work(self, key: str, item: MediaItem) -> None:
-        with self._metrics.time("preprocess"):
+        with span(self._tracing, "preprocess", modality=item.modality) as traced:
             prepared = await self._prepare(key, item)
+            if traced is not None:
+                traced.set(rows=prepared.num_rows, waited_s=round(prepared.waited_s, 6))
         await asyncio.wrap_future(self._submit(prepared))
 
     def _end(self, key: str, work: _Work) -> None:
@@ -193,7 +217,6 @@ class Admission:
     def _forget(self, key: str, work: _Work) -> None:
         if self._works.get(key) is work:
             del self._works[key]
-            self._metrics.queue_items.set(len(self._works))
 
 
 def _now_s() -> float:

@@ -13,22 +13,27 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from producer import lifecycle, security
 from producer.admission import Admission
+from producer.calls import CallRecorder
 from producer.config import ServeConfig, split_address
 from producer.core import ModelInfo, PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import ServiceError, UnsupportedModelError
 from producer.file_outlet import FileOutlet
 from producer.health import Health
+from producer.http_server import HttpServer
 from producer.memory.region import SharedRegion
 from producer.messages import duration
 from producer.metrics import Metrics
 from producer.preprocess import Preprocessor
 from producer.publisher import Publisher
+from producer.recent_errors import RecentErrors
+from producer.request_counter import RequestCounter
 from producer.server import Servicer
+from producer.status import Status
+from producer.status_page import StatusPage
 from producer.step_loop import StepLoop
 from producer.transport import registry
 from producer.transport.base import Outlet
@@ -38,6 +43,8 @@ from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, SHM_TRANSPORT, 
 from producer.wire.modality import modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import add_EncoderCacheServicer_to_server
+from producer.wire.tracing import Tracing
+from producer.wire.tracing import start as start_tracing
 
 if TYPE_CHECKING:
     from producer.runner.encoder import VllmEncoder
@@ -55,39 +62,54 @@ async def serve(config: ServeConfig) -> None:
         OSError: an address is taken, or the pool does not fit.
         TransportUnavailableError, TransportError: a transport that was asked for cannot be used.
     """
-    metrics = Metrics()
+    metrics, errors = Metrics(), RecentErrors()
+    tracing = start_tracing(config.otlp_traces_endpoint, config.trace_sample_ratio, "ec-producer")
+    status = Status(config, metrics.registry, errors)
     epoch = secrets.randbits(64)
     async with AsyncExitStack() as stack:
-        server, address = _listen(config)
-        _serve_metrics(config, metrics, stack)
+        if tracing is not None:
+            stack.callback(tracing.close)
+        server, address = _listen(config, metrics, tracing)
+        _serve_metrics(config, StatusPage(status, metrics.registry), stack)
+        status.enter("opening the pool and its transports")
         region = stack.enter_context(_create_region(config.pool_bytes))
-        pool = EmbeddingPool(region, epoch=epoch, lease_s=config.lease_s, max_leases=config.max_leases)
-        _watch(pool, metrics)
+        pool = _open_pool(config, region, epoch, metrics)
         outlets = _open_outlets(config, region, stack)
         files = _open_files(config, pool)
+        status.enter("loading the model")
         encoder, model, preprocessor = _start_encoder(config, region, metrics, stack)
+        status.enter("preparing test items")
         samples = [await _prepare_sample(preprocessor, model, modality) for modality in model.widths]
-        loop = _start_steps(config, encoder, samples, pool, metrics, stack)
-        admission = _open_admission(config, pool, preprocessor, loop, model, files, metrics)
+        status.enter("planning memory and capturing graphs")
+        loop = _start_steps(config, encoder, samples, pool, metrics, stack, tracing)
+        admission = _open_admission(config, pool, preprocessor, loop, model, files, metrics, tracing)
         stop = lifecycle.stop_signal()
+        status.enter("encoding test items")
         await _warm_up(admission, pool, model)
         place = outlets[SHM_TRANSPORT].describe().peer
         info = _model_info(config, model, epoch=epoch, address=address, shared_memory=place)
-        add_EncoderCacheServicer_to_server(_servicer(config, admission, pool, outlets, info, metrics), server)
+        servicer = _servicer(config, admission, pool, outlets, info, metrics, errors)
+        add_EncoderCacheServicer_to_server(servicer, server)
         checks = lifecycle.probes(loop, preprocessor, outlets, stall_s=config.stall_s)
-        watched = Health(_add_health(server), checks)
+        watched = Health(_add_health(server), checks, metrics)
         await server.start()
+        status.serve(model, watched, info.epoch)
         logger.info("ready: %s on %s, transports %s", model.model, address, ", ".join(outlets))
         sweeps = [pool.expire, *([files.expire] if files else [])]
         await lifecycle.watch(stop, watched, loop, sweeps, stall_exit_s=config.stall_exit_s)
+        status.drain(config.drain_s)
         await lifecycle.drain(admission, pool, server, config.drain_s)
 
 
-def _listen(config: ServeConfig) -> tuple[grpc.aio.Server, str]:
+def _listen(config: ServeConfig, metrics: Metrics, tracing: Tracing | None = None) -> tuple[grpc.aio.Server, str]:
     """Takes the port before anything slow, so that a taken one is said at once. Returns what tickets name, too."""
     credentials = security.server_credentials(config.tls_cert, config.tls_key, config.tls_client_ca)
     server = grpc.aio.server(
-        interceptors=[security.TokenInterceptor(config.token_file)] if config.token_file else None,
+        interceptors=[
+            RequestCounter(metrics),
+            CallRecorder(tracing),
+            *([security.TokenInterceptor(config.token_file)] if config.token_file else ()),
+        ],
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -110,15 +132,15 @@ def _listen(config: ServeConfig) -> tuple[grpc.aio.Server, str]:
     return server, config.advertise or f"{config.listen.rpartition(':')[0]}:{port}"
 
 
-def _serve_metrics(config: ServeConfig, metrics: Metrics, stack: AsyncExitStack) -> None:
+def _serve_metrics(config: ServeConfig, page: StatusPage, stack: AsyncExitStack) -> None:
+    """From the first moment to the last, so that a start that takes minutes can be watched."""
     host, port = split_address("metrics_listen", config.metrics_listen)
     try:
-        http, thread = start_http_server(port, host, registry=metrics.registry)
+        http = HttpServer(host, port, page)
     except OSError as error:
         raise OSError(f"metrics_listen is {config.metrics_listen}: {error.strerror}") from None
-    stack.callback(thread.join)
-    stack.callback(http.server_close)
-    stack.callback(http.shutdown)
+    stack.callback(http.close)
+    http.start()
 
 
 def _create_region(num_bytes: int) -> SharedRegion:
@@ -129,13 +151,25 @@ def _create_region(num_bytes: int) -> SharedRegion:
     return SharedRegion.create("ec-producer-pool", num_bytes)
 
 
-def _watch(pool: EmbeddingPool, metrics: Metrics) -> None:
+def _open_pool(config: ServeConfig, region: SharedRegion, epoch: int, metrics: Metrics) -> EmbeddingPool:
+    """An empty pool whose figures are read at each scrape."""
+    pool = EmbeddingPool(
+        region,
+        epoch=epoch,
+        lease_s=config.lease_s,
+        max_leases=config.max_leases,
+        on_expiry=metrics.count_expiry,
+    )
     store = pool.store
-    metrics.watch_pool("bytes", "Size of the embedding pool.", lambda: store.num_bytes)
-    metrics.watch_pool("used_bytes", "Bytes of the pool that hold embeddings.", lambda: store.used_bytes)
-    metrics.watch_pool("entries", "Embeddings in the pool.", lambda: store.num_blocks)
-    metrics.watch_pool("pinned_entries", "Embeddings that a lease or a writer holds.", lambda: store.num_pinned)
-    metrics.watch_pool("leases", "Leases that have not ended.", lambda: pool.num_leases)
+    metrics.pool_bytes.set_function(lambda: store.num_bytes)
+    metrics.pool_used_bytes.set_function(lambda: store.used_bytes)
+    metrics.pool_entries.set_function(lambda: store.num_blocks)
+    metrics.pool_pinned_entries.set_function(lambda: store.num_pinned)
+    metrics.pool_leases.set_function(lambda: pool.num_leases)
+    metrics.pool_evictions.set_function(lambda: store.num_evictions)
+    metrics.leases_granted.set_function(lambda: pool.num_granted)
+    metrics.leases_expired.set_function(lambda: pool.num_expired)
+    return pool
 
 
 def _open_outlets(config: ServeConfig, region: SharedRegion, stack: AsyncExitStack) -> dict[str, Outlet]:
@@ -193,15 +227,15 @@ def _start_encoder(
             max_video_frames=config.max_video_frames,
             max_audio_s=config.max_audio_s,
         ),
+        metrics=metrics,
     )
     stack.callback(preprocessor.close)
     preprocessor.start()
     stack.callback(encoder.close)
     model = encoder.load()
     stack.enter_context(pinned(region.address, region.num_bytes, encoder.device))
-    metrics.info.info(
-        {"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **model.versions}
-    )
+    versions = {name: model.versions.get(name, "") for name in ("torch", "vllm")}
+    metrics.model.info({"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **versions})
     return encoder, model, preprocessor
 
 
@@ -221,6 +255,7 @@ def _start_steps(
     pool: EmbeddingPool,
     metrics: Metrics,
     stack: AsyncExitStack,
+    tracing: Tracing | None = None,
 ) -> StepLoop:
     from producer.runner.engine import EngineSettings, start_engine
 
@@ -233,6 +268,7 @@ def _start_steps(
         max_items=config.max_batch_items,
         max_steps=1 if encoder.device.type == "cpu" else config.steps_in_flight,
         metrics=metrics,
+        tracing=tracing,
     )
     loop.start()
     encoder.on_progress(loop.tick)
@@ -248,6 +284,7 @@ def _open_admission(
     model: ModelInfo,
     files: FileOutlet | None,
     metrics: Metrics,
+    tracing: Tracing | None,
 ) -> Admission:
     return Admission(
         pool,
@@ -261,6 +298,7 @@ def _open_admission(
         item_timeout_s=config.item_timeout_s,
         metrics=metrics,
         also=files.ensure if files else None,
+        tracing=tracing,
     )
 
 
@@ -271,6 +309,7 @@ def _servicer(
     outlets: Mapping[str, Outlet],
     info: pb.GetModelInfoResponse,
     metrics: Metrics,
+    errors: RecentErrors,
 ) -> Servicer:
     return Servicer(
         admission,
@@ -279,6 +318,7 @@ def _servicer(
         info,
         metrics,
         settings=config.media_settings,
+        errors=errors,
         max_streams=config.max_streams,
         stream_idle_s=config.stream_idle_s,
     )

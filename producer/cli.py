@@ -1,4 +1,4 @@
-"""`ec-producer serve | encode`: the only reader of flags and environment."""
+"""`ec-producer serve | encode | doctor`: the only reader of flags and environment."""
 
 import argparse
 import asyncio
@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from producer import __version__
+from producer import __version__, logs
 from producer.config import ServeConfig, parse_bytes, parse_object, split_address
+from producer.logs import LogSettings
 from producer.wire.credential_files import CredentialFileError
 
 _CHANNEL_FILES = {
@@ -36,9 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status: 0, 1 where it failed, 2 for a wrong flag or setting."""
     parser = _Parser(prog="ec-producer", description="The vision encoder of a multimodal model as a service.")
     parser.add_argument("--version", action="version", version=f"ec-producer {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | encode", parser_class=_Parser)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="serve | encode | doctor", parser_class=_Parser
+    )
     _add_serve(commands)
     _add_encode(commands)
+    _add_doctor(commands)
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -50,11 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _add_serve(commands: Any) -> None:
     serve = commands.add_parser("serve", help="serve a model's encoder", description="Serves a model's encoder.")
     serve.set_defaults(run=_serve)
+    serve.add_argument("model", metavar="MODEL", help="folder or hub name of the model")
+    _add_settings(serve)
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
     for field in dataclasses.fields(ServeConfig):
-        if field.name == "model":
-            serve.add_argument("model", metavar="MODEL", help="folder or hub name of the model")
-        else:
-            serve.add_argument(f"--{field.name.replace('_', '-')}", **_flag(field))
+        if field.name != "model":
+            command.add_argument(f"--{field.name.replace('_', '-')}", **_flag(field))
 
 
 def _flag(field: "dataclasses.Field[Any]") -> dict[str, Any]:
@@ -92,14 +99,11 @@ def _named(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    values = {name: value for name, value in vars(options).items() if name not in ("command", "run")}
-    if "transport" in values:
-        values["transport"] = tuple(values["transport"])
     try:
-        config = ServeConfig(**values)
+        config = _config(options)
     except ValueError as error:
         return _fail(error, 2)
-    _configure_logging()
+    _configure_logging(config)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:
         from producer.app import serve
@@ -107,12 +111,47 @@ def _serve(options: argparse.Namespace) -> int:
         return _fail(ImportError(f"{error}; serving needs pip install 'ec-producer[producer]' beside a vLLM"), 1)
     from producer.errors import UnsupportedModelError
     from producer.transport.base import TransportError, TransportUnavailableError
+    from producer.wire.tracing import TracingUnavailableError
 
+    known = (UnsupportedModelError, TransportUnavailableError, TransportError, TracingUnavailableError, OSError)
     try:
         asyncio.run(serve(config))
-    except (UnsupportedModelError, TransportUnavailableError, TransportError, OSError) as error:
+    except known as error:
         return _fail(error, 1)
     return 0
+
+
+def _config(options: argparse.Namespace) -> ServeConfig:
+    """Of a command that has the settings as flags. ValueError: they make no sense."""
+    names = {field.name for field in dataclasses.fields(ServeConfig)}
+    values = {name: value for name, value in vars(options).items() if name in names}
+    if "transport" in values:
+        values["transport"] = tuple(values["transport"])
+    return ServeConfig(**values)
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="check this machine",
+        description="Checks this machine for `serve` with the same flags: what is fine, what is not, and what to do."
+        " Exit status 1 if something is wrong.",
+    )
+    doctor.set_defaults(run=_doctor)
+    doctor.add_argument("model", metavar="MODEL", nargs="?", default="", help="folder or hub name of the model")
+    doctor.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
+    _add_settings(doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from producer.doctor.report import run
+
+    model, options.model = options.model, options.model or "none"  # a setting that may not be empty
+    try:
+        config = _config(options)
+    except ValueError as error:
+        return _fail(error, 2)
+    return run(config, model, as_json=options.json)
 
 
 def _add_encode(commands: Any) -> None:
@@ -160,12 +199,15 @@ def _encode(options: argparse.Namespace) -> int:
         return _fail(error, 1)
 
 
-def _configure_logging() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+def _configure_logging(config: ServeConfig) -> None:
+    logs.configure(LogSettings(format=config.log_format, level=config.log_level))
 
 
 def _fail(error: Exception, status: int) -> int:
-    print(f"ec-producer: {error}", file=sys.stderr)
+    if logs.is_json():
+        logging.getLogger("producer").critical("%s", error)
+    else:
+        print(f"ec-producer: {error}", file=sys.stderr)
     return status
 
 

@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from producer.logs import FORMATS, LEVELS
 from producer.transport.registry import LIBRARY_TRANSPORTS, MOONCAKE_PROTOCOLS
 from producer.wire.contract import GRPC_TRANSPORT, SHM_TRANSPORT
+from producer.wire.tracing import check_settings as check_tracing
 
 TRANSPORTS = (SHM_TRANSPORT, *LIBRARY_TRANSPORTS, GRPC_TRANSPORT)
 _ANY_ADDRESS = ("", "0.0.0.0", "::")
@@ -170,6 +172,19 @@ class ServeConfig:
     stall_exit_s: float = _setting(
         60.0, "seconds without progress of a step after which the process exits with 1", low=1, high=86400
     )
+    log_format: str = _setting(
+        "console", "form of the log on stderr: for people, or a JSON object a line", choices=FORMATS
+    )
+    log_level: str = _setting(
+        "info", "least severity that is logged; other packages' lines are never logged below info", choices=LEVELS
+    )
+    otlp_traces_endpoint: str = _setting(
+        "",
+        "host:port, http://host:port or https://host:port that spans are sent to with OTLP over gRPC; off by default",
+    )
+    trace_sample_ratio: float = _setting(
+        1.0, "share of the traces that begin here; of one that a caller began, the caller decides", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -180,6 +195,7 @@ class ServeConfig:
             raise ValueError(f"advertise is {self.advertise!r}; clients need a port of 1 to 65535")
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
+        check_tracing(self.otlp_traces_endpoint, self.trace_sample_ratio)
         if 0 < self.max_client_items < self.max_items_per_request:
             raise ValueError(
                 f"max_client_items is {self.max_client_items}; allowed are 0 and max_items_per_request,"

@@ -38,6 +38,8 @@ class PreparedItem:
     content_part: ContentPart
     inputs: Any = field(repr=False)
     mm_hash: str = ""
+    waited_s: float = 0.0
+    """Seconds that it waited for a preprocessing process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,9 @@ class EmbeddingPool:
         lease_s: float,
         max_leases: int,
         clock: Callable[[], float] = time.monotonic,
+        on_expiry: Callable[[Lease], None] = lambda lease: None,
     ) -> None:
+        """`on_expiry` is told each lease that ends by its time, on whichever thread notices it."""
         self._region = region
         self._epoch = epoch
         self._lease_s = lease_s
@@ -42,6 +44,8 @@ class EmbeddingPool:
         self._lock = threading.Lock()
         self._store = BlockStore(region.num_bytes, on_free=lambda block: invalidate_block(self._view(block)))
         self._leases: OrderedDict[str, tuple[Lease, Block]] = OrderedDict()  # all last equally long: oldest ends first
+        self._on_expiry = on_expiry
+        self.num_granted = 0
         self.num_expired = 0
 
     @property
@@ -122,6 +126,7 @@ class EmbeddingPool:
                 expires_at_s=self._clock() + self._lease_s + LEASE_MARGIN_S,
             )
             self._leases[lease.lease_id] = (lease, block)
+            self.num_granted += 1
             return lease
 
     def release(self, lease_id: str) -> Lease | None:
@@ -131,6 +136,10 @@ class EmbeddingPool:
         if block is not None:
             self._store.unpin(block)
         return lease
+
+    def held_s(self, lease: Lease) -> float:
+        """Seconds since the lease was granted."""
+        return self._clock() + self._lease_s + LEASE_MARGIN_S - lease.expires_at_s
 
     def expire(self) -> None:
         """Ends the leases whose time is over."""
@@ -143,6 +152,7 @@ class EmbeddingPool:
                 del self._leases[oldest[0].lease_id]
                 self.num_expired += 1
             self._store.unpin(oldest[1])
+            self._on_expiry(oldest[0])
 
     @contextmanager
     def open_block(self, lease_id: str) -> Iterator[memoryview]:

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from producer import call_notes
 from producer.core import DecodedForm, Lease, MediaItem
 from producer.errors import STATUS_CODES, InvalidRequestError, OverloadedError, ServiceError
 from producer.wire.contract import ERROR_DOMAIN
@@ -71,9 +72,10 @@ def status_code(error: ServiceError) -> grpc.StatusCode:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> None:
-    """Ends a call with the error's status and its details; raises."""
-    details = (("grpc-status-details-bin", error_status(error).SerializeToString()),)
-    await context.abort(status_code(error), str(error), details)
+    """Ends a call with the error's status and its details; raises. The trailing metadata that was set stays."""
+    call_notes.add(reason=error.reason.value)
+    details = ("grpc-status-details-bin", error_status(error).SerializeToString())
+    await context.abort(status_code(error), str(error), (*(context.trailing_metadata() or ()), details))
 
 
 def _packed(message: Message) -> any_pb2.Any:

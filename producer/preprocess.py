@@ -7,11 +7,15 @@ the service go on.
 import asyncio
 import logging
 from collections.abc import Mapping
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from producer.core import MediaItem, PreparedItem
 from producer.errors import InternalError, InvalidItemError, ServiceError, UnavailableError
+from producer.logs import stack_of
+from producer.metrics import Metrics
 from producer.wire.contract import Reason
+from producer.worker_main import Message
 from producer.worker_pool import WorkerDiedError, WorkerPool, WorkError
 from producer.worker_process import PoolClosedError, WorkerTimeoutError
 
@@ -34,6 +38,7 @@ class Preprocessor:
         timeout_s: float = 30.0,
         memory_bytes: int = 4 << 30,
         limits: "MediaLimits | None" = None,
+        metrics: Metrics,
     ) -> None:
         """A pool of `num_workers` processes for `model_config`, not started yet.
 
@@ -45,6 +50,7 @@ class Preprocessor:
             timeout_s: what an item may take in a process.
             memory_bytes: what an item may take of a process's memory.
             limits: what a file may have; by default what fits into the default memory.
+            metrics: where its time, and the processes, are counted.
         """
         from producer import preprocess_worker
         from producer.media_limits import MediaLimits
@@ -59,6 +65,9 @@ class Preprocessor:
             memory_bytes=memory_bytes,
             preload=preprocess_worker.modules(model_config),
         )
+        self._seconds = metrics.stage_seconds.labels("preprocess")
+        metrics.preprocess_workers.set_function(lambda: len(self._pool.pids))
+        metrics.preprocess_deaths.set_function(lambda: self._pool.num_deaths)
 
     @property
     def pids(self) -> set[int]:
@@ -87,7 +96,7 @@ class Preprocessor:
         if why := self.down_reason():
             raise UnavailableError(Reason.WORKER_DIED, f"preprocessing is down: {why}")
         try:
-            answer = await asyncio.wrap_future(self._pool.submit(preprocess_worker.request(item)))
+            answer, waited_s = await self._ask(preprocess_worker.request(item))
             prepared = preprocess_worker.prepared(answer)
         except preprocess_worker.MediaError as error:
             raise InvalidItemError(error.reason, str(error)) from None
@@ -105,11 +114,24 @@ class Preprocessor:
             num_rows=prepared.num_rows,
             content_part=prepared.content_part,
             inputs=prepared.inputs,
+            waited_s=waited_s,
         )
 
     def close(self) -> None:
         """Ends the processes; files in hand are refused."""
         self._pool.close()
+
+    async def _ask(self, request: Message) -> tuple[Message, float]:
+        """A process's answer, and the seconds until one took the request."""
+        submitted_s = perf_counter()
+        future = self._pool.submit(request)
+        try:
+            answer = await asyncio.wrap_future(future)
+        finally:
+            if future.begun_s is not None:
+                self._seconds.observe(perf_counter() - future.begun_s)
+        assert future.begun_s is not None
+        return answer, future.begun_s - submitted_s
 
     def _service_error(self, item: MediaItem, error: Exception) -> ServiceError:
         """The one outcome of an item that the pool did not do."""
@@ -128,6 +150,6 @@ class Preprocessor:
                 return InternalError(Reason.WORKER_DIED, "the process that preprocessed this item died")
             case PoolClosedError():
                 return UnavailableError(Reason.SHUTTING_DOWN, "the service shut down before the item was preprocessed")
-        logger.error("preprocessing failed", exc_info=error)
+        logger.error("preprocessing failed: %s", stack_of(error))  # its text may be of the file
         kind = str(error) if isinstance(error, WorkError) else type(error).__name__
         return InternalError(Reason.ENCODE_FAILED, f"preprocessing failed: {kind}")

@@ -14,6 +14,7 @@ from producer.decode import Decoder
 from producer.media_limits import MediaLimits, MediaTooLargeError
 from producer.stand_in import Processor, StandIns
 from producer.wire.contract import Reason
+from producer.wire.origin import current
 from producer.worker_main import Message, MessageError, Work
 
 _OUT_OF_MEMORY = re.compile("allocate memory|insufficient memory|out of memory|bad_alloc|enough memory", re.IGNORECASE)
@@ -120,7 +121,7 @@ def request(item: MediaItem) -> Message:
         "shape": None if form is None else form.shape,
         "rate_hz": None if form is None else form.rate_hz,
     }
-    return Message(fields=fields, frames=[item.data])
+    return Message(fields=fields, frames=[item.data], origin=current())
 
 
 def prepared(answer: Message) -> Prepared:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from producer import call_notes
 from producer.admission import Admission
 from producer.clients import Clients
 from producer.core import Lease
@@ -26,6 +27,7 @@ from producer.errors import (
 from producer.item_stream import ItemStream
 from producer.messages import abort, duration, error_status, media_item, status_code, ticket
 from producer.metrics import Metrics
+from producer.recent_errors import RecentErrors
 from producer.security import client_of
 from producer.transport.base import Outlet, TransportError
 from producer.wire.contract import FETCH_CHUNK_BYTES, WIRE_VERSION, Reason
@@ -49,11 +51,12 @@ class Servicer(EncoderCacheServicer):
         metrics: Metrics,
         *,
         settings: Mapping[str, Any],
+        errors: RecentErrors | None = None,
         max_streams: int = 64,
         stream_idle_s: float = 300.0,
     ) -> None:
-        """`settings` are compared with those that a client expects; `max_streams` EncodeStreams may be open at
-        once, and end after `stream_idle_s` without a request.
+        """`settings` are compared with those that a client expects; `errors` remembers what was refused; `max_streams`
+        EncodeStreams may be open at once, and end after `stream_idle_s` without a request.
         """
         self._admission = admission
         self._pool = pool
@@ -61,6 +64,7 @@ class Servicer(EncoderCacheServicer):
         self._info = info
         self._metrics = metrics
         self._settings = settings
+        self._errors = errors or RecentErrors()
         self._stream_idle_s = stream_idle_s
         self._streams = asyncio.Semaphore(max_streams)
         self._clients = Clients(info.limits.max_client_items)
@@ -69,7 +73,7 @@ class Servicer(EncoderCacheServicer):
         try:
             self._check(request)
         except ServiceError as error:
-            await abort(context, error)
+            await self._abort(context, error)
         leases: list[Lease] = []
         encode = functools.partial(
             self._encode, leases=leases, deadline_s=_deadline_s(context), client=client_of(context)
@@ -86,7 +90,7 @@ class Servicer(EncoderCacheServicer):
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest], context: Context
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
         if self._streams.locked():
-            await abort(context, OverloadedError(Reason.TOO_MANY_STREAMS, "as many streams as allowed are open"))
+            await self._abort(context, OverloadedError(Reason.TOO_MANY_STREAMS, "as many streams as allowed are open"))
         encode = functools.partial(self._encode, deadline_s=_deadline_s(context), client=client_of(context))
         stream = ItemStream(encode, self._info.limits.max_items_per_request, idle_s=self._stream_idle_s)
         async with self._streams:
@@ -99,20 +103,21 @@ class Servicer(EncoderCacheServicer):
                 for lease in stream.abandon():
                     self._pool.release(lease.lease_id)
         if stream.was_idle:
-            await abort(context, DeadlineError(Reason.STREAM_IDLE, f"nothing came for {self._stream_idle_s:.0f} s"))
+            idle = f"nothing came for {self._stream_idle_s:.0f} s"
+            await self._abort(context, DeadlineError(Reason.STREAM_IDLE, idle))
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
         try:
             return self._acquire(request)
         except ServiceError as error:
-            await abort(context, error)
+            await self._abort(context, error)
             raise
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         lease = self._pool.release(request.lease_id)
         if lease is not None and lease.transport:
-            self._metrics.pulls.labels(lease.transport).inc()
-            self._metrics.pull_bytes.labels(lease.transport).inc(lease.num_bytes)
+            self._metrics.count_pull(lease.transport, lease.num_bytes, self._pool.held_s(lease))
+            call_notes.add(transport=lease.transport, key=lease.key[:16])
         return pb.ReleaseResponse(released=lease is not None)
 
     async def Fetch(  # type: ignore[override]  # not a generator: one that is not read on could not be timed out
@@ -123,11 +128,11 @@ class Servicer(EncoderCacheServicer):
             with self._pool.open_block(request.lease_id) as block:
                 await asyncio.wait_for(_send(block, context), self._pool.lease_s)
         except asyncio.TimeoutError:
-            await abort(
+            await self._abort(
                 context, DeadlineError(Reason.FETCH_TOO_SLOW, f"the block was not read in {self._pool.lease_s:.0f} s")
             )
         except ServiceError as error:
-            await abort(context, error)
+            await self._abort(context, error)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         return self._info
@@ -185,11 +190,20 @@ class Servicer(EncoderCacheServicer):
             return self._failed(index, InternalError(Reason.ENCODE_FAILED, reason))
         leases.append(lease)
         self._metrics.items.labels(grpc.StatusCode.OK.name).inc()
+        call_notes.count(grpc.StatusCode.OK.name)
         return pb.ItemOutcome(ticket=self._ticket(lease))
 
     def _failed(self, index: int, error: ServiceError) -> pb.ItemOutcome:
-        self._metrics.items.labels(status_code(error).name).inc()
+        code = status_code(error).name
+        self._metrics.items.labels(code).inc()
+        self._errors.add("item", code, error.reason.value)
+        call_notes.count(f"{code} {error.reason.value}")
         return pb.ItemOutcome(error=error_status(error, index))
+
+    async def _abort(self, context: Context, error: ServiceError) -> None:
+        """Ends a call with an error; raises."""
+        self._errors.add("call", status_code(error).name, error.reason.value)
+        await abort(context, error)
 
     def _ticket(self, lease: Lease) -> pb.Ticket:
         return ticket(lease, epoch=self._info.epoch, lease_s=self._pool.lease_s, address=self._info.address)
@@ -212,8 +226,10 @@ class Servicer(EncoderCacheServicer):
         try:
             endpoint = outlet.describe()  # before the ticket's lease is replaced
         except TransportError as error:
+            self._metrics.pull_failures.labels(outlet.name).inc()
             raise UnavailableError(Reason.TRANSPORT_DOWN, f"{outlet.name} is down: {error}") from None
         lease = self._pool.grant(request.key, outlet.name, replaces=request.lease_id)
+        call_notes.add(transport=outlet.name, rows=lease.info.shape.num_rows, key=lease.key[:16])
         descriptor = pb.Descriptor(
             transport=outlet.name,
             address=0 if endpoint.base is None else endpoint.base + lease.offset,

@@ -20,6 +20,8 @@ from producer.core import PreparedItem
 from producer.errors import InternalError, ServiceError, UnavailableError
 from producer.metrics import Metrics
 from producer.wire.contract import Reason
+from producer.wire.origin import NOBODY, Origin, current, work_for
+from producer.wire.tracing import Tracing, from_perf_counter, span
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class _Job:
     item: PreparedItem
     done: "Future[None]"
     submitted_s: float
+    origin: Origin
 
     @property
     def modality(self) -> str:
@@ -66,6 +69,7 @@ class StepLoop:
         max_items: int,
         max_steps: int = 1,
         metrics: Metrics,
+        tracing: Tracing | None = None,
     ) -> None:
         """`launch` and `publish` are called on the device thread only, with at most `max_steps` under way."""
         self._launch = launch
@@ -75,6 +79,10 @@ class StepLoop:
         self._under_way: deque[_Launched] = deque()
         self._taken: list[_Job] = []
         self._metrics = metrics
+        self._tracing = tracing
+        self._num_traced = 0
+        self._encode_seconds = metrics.stage_seconds.labels("encode")
+        metrics.stalled_seconds.set_function(lambda: self.stalled_s)
         self._changed = threading.Condition()
         self._stopping = False
         self._lost = ""
@@ -104,7 +112,7 @@ class StepLoop:
 
         Cancelling it drops the item, if its step has not begun.
         """
-        job = _Job(item, Future(), perf_counter())
+        job = _Job(item, Future(), perf_counter(), current())
         with self._changed:
             if self._stopping:
                 raise self._refusal()
@@ -142,6 +150,7 @@ class StepLoop:
         jobs = self._next_step()
         self._taken = [job for job in self._taken if not job.done.done()] + jobs
         if jobs:
+            self._observe_waits(jobs)
             self._begin(jobs)
         elif not self._under_way:
             return False
@@ -150,6 +159,11 @@ class StepLoop:
         if not self._under_way:
             self._progress_s = None
         return True
+
+    def _observe_waits(self, jobs: list[_Job]) -> None:
+        now_s = perf_counter()
+        for job in jobs:
+            self._metrics.queue_seconds.observe(job.item.waited_s + now_s - job.submitted_s)
 
     def _next_step(self) -> list[_Job]:
         """What waits; waits for it where no step is under way. Empty if there is none, or the loop is to end."""
@@ -179,8 +193,6 @@ class StepLoop:
     def _begin(self, jobs: list[_Job]) -> None:
         """Launches a step of `jobs`. If that fails, each is tried alone, so that a bad one does not void the others."""
         now_s = perf_counter()
-        for job in jobs:
-            self._metrics.stage_seconds.labels("queue").observe(now_s - job.submitted_s)
         self._metrics.step_items.observe(len(jobs))
         self.tick()
         try:
@@ -200,12 +212,16 @@ class StepLoop:
         except Exception as error:  # as above
             self._try_alone(jobs, error)
             return
-        self._metrics.stage_seconds.labels("encode").observe(perf_counter() - launched.since_s)
+        now_s = perf_counter()
+        self._encode_seconds.observe(now_s - launched.since_s)
+        if self._tracing is not None:
+            self._trace(self._tracing, launched, outcomes, now_s)
         for job, outcome in zip(jobs, outcomes, strict=True):
             self._end(job, outcome)
 
     def _try_alone(self, jobs: list[_Job], error: Exception) -> None:
-        failure = self._failure("encoding", error)
+        with work_for(jobs[0].origin if len(jobs) == 1 else NOBODY):
+            failure = self._failure("encoding", error)
         if len(jobs) == 1:
             _fail(jobs[0], failure)
             return
@@ -222,15 +238,38 @@ class StepLoop:
         if isinstance(outcome, ServiceError):
             _fail(job, outcome)
             return
-        try:
-            with self._metrics.time("publish"):
-                self._publish(job.item, outcome)
-        except ServiceError as error:
-            _fail(job, error)
-        except Exception as error:  # as above
-            _fail(job, self._failure("publishing", error))
-        else:
-            job.done.set_result(None)
+        with work_for(job.origin):
+            try:
+                with self._metrics.time("publish"), span(self._tracing, "publish"):
+                    self._publish(job.item, outcome)
+            except ServiceError as error:
+                _fail(job, error)
+            except Exception as error:  # as above
+                _fail(job, self._failure("publishing", error))
+            else:
+                job.done.set_result(None)
+
+    def _trace(
+        self, tracing: Tracing, launched: _Launched, outcomes: Sequence[torch.Tensor | ServiceError], ended_s: float
+    ) -> None:
+        """A step is of several traces: each item's gets its part, with the step's number to tell who shared it."""
+        self._num_traced += 1
+        began_ns, ended_ns = from_perf_counter(launched.since_s), from_perf_counter(ended_s)
+        ways: Sequence[dict[str, str]] = getattr(launched.step, "ways", ()) or [{}] * len(launched.jobs)
+        for job, outcome, way in zip(launched.jobs, outcomes, ways, strict=True):
+            tracing.record("queue", job.origin, from_perf_counter(job.submitted_s), began_ns)
+            tracing.record(
+                "step",
+                job.origin,
+                began_ns,
+                ended_ns,
+                failed=isinstance(outcome, ServiceError),
+                step=self._num_traced,
+                items=len(launched.jobs),
+                rows=job.num_rows,
+                modality=job.modality,
+                **way,
+            )
 
     def _failure(self, what: str, error: Exception) -> ServiceError:
         """What an unforeseen error is to an item. One of the device voids all that would follow."""

@@ -20,6 +20,10 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from typing import Any
 
+from producer import logs
+from producer.logs import LogSettings
+from producer.wire.origin import NOBODY, Origin, work_for
+
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 4 << 20
@@ -40,6 +44,8 @@ class Message:
     """The name of an exception that the work raised, if there was one."""
     last: bool = False
     """Whether the process wants to be replaced after this answer."""
+    origin: Origin = NOBODY
+    """Whom a task is for."""
 
 
 class MessageError(ValueError):
@@ -53,8 +59,9 @@ Work = Callable[[Message], Message]
 def send(message: Message, write: Callable[[Any], object]) -> None:
     """Writes `message`; `write` takes a buffer of bytes and writes all of it."""
     views = [memoryview(frame) for frame in message.frames]
-    head = {"fields": message.fields, "frames": [view.nbytes for view in views]}
-    text = json.dumps(head | {"error": message.error, "last": message.last}).encode()
+    head: dict[str, Any] = {"fields": message.fields, "frames": [view.nbytes for view in views]}
+    head |= {"error": message.error, "last": message.last, "origin": message.origin.to_params()}
+    text = json.dumps(head).encode()
     write(_LENGTH.pack(len(text)) + text)
     for view in views:
         if view.nbytes:  # what is empty cannot be cast
@@ -94,10 +101,16 @@ def _parse(text: bytearray) -> tuple[Message, list[int]]:
         raise MessageError("a field of the head has the wrong type")
     if len(sizes) > MAX_FRAMES or not all(type(size) is int and size >= 0 for size in sizes):
         raise MessageError(f"the frames' sizes are not at most {MAX_FRAMES} natural numbers")
-    return Message(fields=fields, error=error, last=last), sizes
+    return Message(fields=fields, error=error, last=last, origin=Origin.from_params(head.get("origin"))), sizes
 
 
-def run(connection: socket.socket, make: Callable[..., Work], args: Sequence[Any], memory_bytes: int) -> None:
+def run(
+    connection: socket.socket,
+    make: Callable[..., Work],
+    args: Sequence[Any],
+    memory_bytes: int,
+    log: LogSettings | None = None,
+) -> None:
     """The process: makes its work, says that it is ready, and answers tasks until the pool ends it.
 
     Args:
@@ -105,10 +118,13 @@ def run(connection: socket.socket, make: Callable[..., Work], args: Sequence[Any
         make: called with `args` once.
         memory_bytes: what work may allocate beyond what the process has once it is ready; more is a MemoryError, or
             whatever a library makes of it.
+        log: how this process is to log; by default it is left as it is.
     """
     _end_with_pool()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it drains first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must not fill the disk, nor take the time to
+    if log is not None:
+        logs.configure_child(log)
     work = make(*args)
     for number in CRASHES:
         signal.signal(number, signal.SIG_DFL)  # libraries print a trace first, which takes seconds or hangs
@@ -123,9 +139,11 @@ def run(connection: socket.socket, make: Callable[..., Work], args: Sequence[Any
 
 def _do(work: Work, request: Message) -> Message:
     try:
-        return work(request)
+        with work_for(request.origin):
+            return work(request)
     except Exception as error:
-        logger.exception("a task failed")
+        with work_for(request.origin):
+            logger.error("a task failed: %s", logs.stack_of(error))
         return Message(error=type(error).__name__)
 
 

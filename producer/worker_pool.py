@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from producer.wire.origin import work_for
 from producer.worker_main import CRASHES, Message, Work
 from producer.worker_process import POLL_S, Launcher, PoolClosedError, Worker, WorkerLostError, WorkerTimeoutError
 
@@ -39,9 +40,16 @@ class WorkError(Exception):
     """The work raised an exception of this name."""
 
 
+class TaskFuture(Future[Message]):
+    """The future answer to a task."""
+
+    begun_s: float | None = None
+    """When a process took the task, by `time.perf_counter`; None before."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Task:
-    future: "Future[Message]"
+    future: TaskFuture
     request: Message
     endings: list[str] = field(default_factory=list)  # of the processes that died over it
 
@@ -93,6 +101,8 @@ class WorkerPool:
         self._none_since_s = 0.0
         self._trouble = "none has started yet"
         self._closed = False
+        self.num_deaths = 0
+        """Processes that ended unasked, were stopped, or were ended since they hung."""
 
     @property
     def pids(self) -> set[int]:
@@ -111,14 +121,14 @@ class WorkerPool:
                 self._threads.append(thread)
                 thread.start()
 
-    def submit(self, request: Message) -> "Future[Message]":
+    def submit(self, request: Message) -> TaskFuture:
         """The future answer to `request`.
 
         One that is cancelled before it has begun is dropped; one that has begun goes on, at most until its timeout. Its
         errors are WorkerDiedError, WorkerTimeoutError, WorkError and PoolClosedError, which is raised here, too.
         """
         self.start()
-        future: Future[Message] = Future()
+        future = TaskFuture()
         with self._condition:
             if self._closed:
                 raise PoolClosedError("the pool is closed")
@@ -212,9 +222,13 @@ class WorkerPool:
         try:
             answer = worker.ask(task.request, self._timeout_s)
         except WorkerLostError as error:
-            logger.error("a worker was lost over a task: %s", error)
+            with work_for(task.request.origin):
+                logger.error("a worker was lost over a task: %s", error)
+            self._count_death()
             return False
         except Exception as error:
+            if isinstance(error, WorkerTimeoutError):
+                self._count_death()
             task.future.set_exception(error)
             return False
         if answer.error:
@@ -233,14 +247,20 @@ class WorkerPool:
                     if self._waiting:
                         task = self._waiting.pop(next(iter(self._waiting)))
                         if task.future.set_running_or_notify_cancel():
+                            task.future.begun_s = time.perf_counter()
                             return task
                     elif not self._condition.wait(POLL_S):
                         worker.check_runs()
                 except WorkerLostError as error:
                     logger.error("a worker was lost while it had nothing to do: %s", error)
+                    self._count_death()
                     self._condition.notify()  # another thread may take the task that woke this one
                     return None
         return None
+
+    def _count_death(self) -> None:
+        with self._condition:
+            self.num_deaths += 1
 
 
 def _describe(exit_code: int) -> str:

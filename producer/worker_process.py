@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, forkserver
 from typing import Any
 
-from producer import worker_main
+from producer import logs, worker_main
 from producer.worker_main import Message, MessageError, Work
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Launcher:
 
     def process(self, theirs: socket.socket) -> Any:
         """A process that is not started yet, at the other end of the pool's socket."""
-        args = (theirs, self._make, self._args, self.memory_bytes)
+        args = (theirs, self._make, self._args, self.memory_bytes, logs.settings())
         return self._context.Process(target=worker_main.run, args=args, name="worker", daemon=True)
 
 

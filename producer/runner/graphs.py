@@ -57,19 +57,9 @@ class Loaded:
     needs: Sequence[Need]
 
     @property
-    def num_rows(self) -> int:
-        """Rows of the items."""
-        return sum(self.rows.values())
-
-    @property
-    def budgets(self) -> list[int]:
-        """Rows of the graphs that will be replayed."""
-        return [one.num_rows for one in self.captured.values()]
-
-    @property
-    def num_padding_rows(self) -> int:
-        """Rows that are computed for nothing."""
-        return sum(self.budgets) - self.num_rows
+    def graphs(self) -> list[tuple[int, int]]:
+        """Of the graphs that will be replayed: their rows, and how many of them are the items'."""
+        return [(one.num_rows, self.rows[path]) for path, one in self.captured.items()]
 
 
 class EncoderGraphs:

@@ -2,8 +2,10 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +19,7 @@ from producer.runner.budgets import pack
 from producer.runner.graphs import EncoderGraphs, Need
 from producer.runner.guard import are_finite
 from producer.runner.inputs import StepInputs, can_join, on_host
-from producer.runner.slot_ring import SlotRing
+from producer.runner.slot_ring import Slot, SlotRing
 from producer.wire.contract import Reason
 
 logger = logging.getLogger(__name__)
@@ -43,11 +45,18 @@ class StepUnderWay:
     """A step that was put on the device's queue, with the copy of its embeddings to the host behind it."""
 
     def __init__(
-        self, embeddings: Sequence[torch.Tensor], retry: Callable[[int], torch.Tensor | None], metrics: Metrics
+        self,
+        embeddings: Sequence[torch.Tensor],
+        retry: Callable[[int], torch.Tensor | None],
+        metrics: Metrics,
+        ways: Sequence[dict[str, str]] = (),
     ) -> None:
-        """`embeddings` of all items, on the device; `retry` computes one item's in another way, if there is one."""
+        """`embeddings` of all items, on the device; `retry` computes one item's in another way, if there is one; `ways`
+        say how each came about, for its span.
+        """
         self._retry = retry
         self._metrics = metrics
+        self.ways = ways
         self._is_finite = are_finite(embeddings).to("cpu", non_blocking=True)
         self._embeddings = [embedding.to("cpu", non_blocking=True) for embedding in embeddings]
         self._done = torch.cuda.Event(blocking=True) if embeddings[0].is_cuda else None
@@ -68,7 +77,7 @@ class StepUnderWay:
         if embedding is not None and are_finite([embedding]).item():
             logger.error("a replayed graph gave NaN or infinity where encoding eagerly did not")
             return embedding.cpu()
-        self._metrics.non_finite.inc()
+        self._metrics.non_finite_outputs.inc()
         return InternalError(Reason.NON_FINITE_OUTPUT, "the embedding holds NaN or infinity")
 
 
@@ -103,6 +112,8 @@ class StepRunner:
         self._why_no_graphs = why_no_graphs
         self._exact = exact
         self._metrics = metrics
+        self._way: dict[str, str] = {}
+        """How the last run was encoded, as attributes of a span."""
         self._equals_eager: OrderedDict[Any, bool] = OrderedDict()  # by layout, for `exact`
 
     @torch.inference_mode()
@@ -111,16 +122,18 @@ class StepRunner:
         prepared = [self._prepare(item) for item in items]
         embeddings: list[torch.Tensor] = []
         replayed: list[bool] = []
+        ways: list[dict[str, str]] = []
         for run in pack(prepared, self._is_run):
             rows, is_replay = self._encode(run)
             embeddings += rows
             replayed += [is_replay] * len(run)
+            ways += [self._way] * len(run)
 
         @torch.inference_mode()
         def retry(index: int) -> torch.Tensor | None:
             return self._encode_eagerly([prepared[index]], "not_finite")[0] if replayed[index] else None
 
-        return StepUnderWay(embeddings, retry, self._metrics)
+        return StepUnderWay(embeddings, retry, self._metrics, ways)
 
     def _prepare(self, item: PreparedItem) -> _Item:
         inputs = self._decode(item.inputs)
@@ -165,27 +178,32 @@ class StepRunner:
         graphs, needs = self._graphs, [item.need for item in run if item.need is not None]
         assert graphs is not None
         inputs = StepInputs([item.inputs for item in run])
-        with self._ring.acquire(inputs.num_bytes) as slot:
+        with self._slot(inputs.num_bytes) as slot:
             loaded = graphs.load(inputs.write(slot), needs)
         if loaded is None:
             return self._encode_eagerly(run, "too_many_sequences"), False
         if not is_trial:
-            self._metrics.count_replay(
-                num_items=len(run),
-                num_rows=loaded.num_rows,
-                num_padding_rows=loaded.num_padding_rows,
-                budgets=loaded.budgets,
-            )
+            self._metrics.count_replay(num_items=len(run), graphs=loaded.graphs)
+            self._way = {"path": "graph", "budget": "+".join(str(budget) for budget, _ in loaded.graphs)}
         return graphs.replay(loaded), True
 
     def _encode_eagerly(self, run: Sequence[_Item], why: str) -> list[torch.Tensor]:
         self._metrics.graph_misses.labels(why).inc(len(run))
+        self._way = {"path": "eager", "budget": "none", "miss": why}
         inputs = StepInputs([item.inputs for item in run])
-        with self._ring.acquire(inputs.num_bytes) as slot:
+        with self._slot(inputs.num_bytes) as slot:
             kwargs = json_map_leaves(_off_slot, inputs.write(slot))
         embeddings = list(self._embed(kwargs))
         assert len(embeddings) == len(run), (len(embeddings), len(run))
         return embeddings
+
+    @contextmanager
+    def _slot(self, num_bytes: int) -> Iterator[Slot]:
+        """As `SlotRing.acquire`; what it waits is observed."""
+        since_s = perf_counter()
+        with self._ring.acquire(num_bytes) as slot:
+            self._metrics.slot_wait_seconds.observe(perf_counter() - since_s)
+            yield slot
 
 
 def _off_slot(leaf: Any) -> Any:

@@ -9,9 +9,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from consumer_shim import middleware
-from producer import app, cli
-from producer.embedding_pool import EmbeddingPool
-from producer.memory.region import SharedRegion
+from producer import cli
 from producer.metrics import Metrics
 from producer.wire import contract
 from producer.wire.pb import encoder_cache_pb2 as pb
@@ -116,26 +114,40 @@ REASONS = {
     "MEDIA_CRASHES_DECODER",
 }
 METRICS = {
-    "ec_producer_model": "info",
+    "ec_producer_requests": "counter",
     "ec_producer_items": "counter",
     "ec_producer_items_shared": "counter",
     "ec_producer_queue_items": "gauge",
     "ec_producer_queue_bytes": "gauge",
+    "ec_producer_queue_seconds": "histogram",
     "ec_producer_stage_seconds": "histogram",
     "ec_producer_step_items": "histogram",
+    "ec_producer_preprocess_workers": "gauge",
+    "ec_producer_preprocess_deaths": "counter",
+    "ec_producer_stalled_seconds": "gauge",
+    "ec_producer_non_finite_outputs": "counter",
     "ec_producer_graph_hits": "counter",
     "ec_producer_graph_misses": "counter",
     "ec_producer_graph_replays": "counter",
     "ec_producer_graph_rows": "counter",
     "ec_producer_device_bytes": "gauge",
-    "ec_producer_non_finite_outputs": "counter",
-    "ec_producer_pulls": "counter",
-    "ec_producer_pull_bytes": "counter",
+    "ec_producer_slot_wait_seconds": "histogram",
     "ec_producer_pool_bytes": "gauge",
     "ec_producer_pool_used_bytes": "gauge",
     "ec_producer_pool_entries": "gauge",
     "ec_producer_pool_pinned_entries": "gauge",
     "ec_producer_pool_leases": "gauge",
+    "ec_producer_pool_lookups": "counter",
+    "ec_producer_pool_evictions": "counter",
+    "ec_producer_leases_granted": "counter",
+    "ec_producer_leases_expired": "counter",
+    "ec_producer_pulls": "counter",
+    "ec_producer_pull_bytes": "counter",
+    "ec_producer_pull_seconds": "histogram",
+    "ec_producer_pull_failures": "counter",
+    "ec_producer_part_up": "gauge",
+    "ec_producer_model": "info",
+    "ec_producer_build": "info",
 }
 """Without the `_total`, `_info` and so on that a type adds when it is scraped."""
 FLAGS = {
@@ -194,6 +206,10 @@ FLAGS = {
     "--max-batch-items",
     "--preprocess-workers",
     "--drain-s",
+    "--log-format",
+    "--log-level",
+    "--otlp-traces-endpoint",
+    "--trace-sample-ratio",
 }
 
 
@@ -253,10 +269,7 @@ def test_what_else_both_sides_share() -> None:
 
 
 def test_metrics() -> None:
-    metrics = Metrics()
-    with SharedRegion.create("ec-producer-test", 1 << 12) as region:
-        app._watch(EmbeddingPool(region, epoch=1, lease_s=1, max_leases=1), metrics)
-        found = {family.name: family.type for family in metrics.registry.collect()}
+    found = {family.name: family.type for family in Metrics().registry.collect()}
     assert {name: kind for name, kind in found.items() if not name.startswith(("process_", "python_"))} == METRICS
 
 
@@ -264,20 +277,26 @@ def test_labels() -> None:
     """Other names are a `ValueError`. None of them takes a content key, or anything else without a bound."""
     metrics = Metrics()
     metrics.items.labels(code="OK")
-    metrics.shared.labels(source="pool")
+    metrics.items_shared.labels(source="pool")
     metrics.stage_seconds.labels(stage="encode")
     metrics.graph_misses.labels(reason="no_device")
     metrics.graph_replays.labels(budget="64")
-    metrics.graph_rows.labels(kind="padding")
+    metrics.graph_rows.labels(budget="64", kind="padding")
     metrics.device_bytes.labels(part="weights")
     metrics.pulls.labels(transport="grpc")
     metrics.pull_bytes.labels(transport="grpc")
+    metrics.pull_seconds.labels(transport="grpc")
+    metrics.pull_failures.labels(transport="grpc")
+    metrics.pool_lookups.labels(result="hit")
+    metrics.requests.labels(method="Encode", code="OK")
+    metrics.part_up.labels(part="device")
 
 
-def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("command", "flags"), [("serve", FLAGS), ("doctor", FLAGS | {"--json"})])
+def test_flags(command: str, flags: set[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
-    assert set(re.findall(r"^ +(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) == FLAGS
+        cli.main([command, "--help"])
+    assert set(re.findall(r"^ +(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) == flags
 
 
 # What a vLLM's command line names

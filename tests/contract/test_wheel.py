@@ -39,7 +39,7 @@ def test_the_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path) -> No
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".pyi") or path.name == "py.typed"
+        if path.suffix in (".py", ".pyi", ".html") or path.name == "py.typed"
     }
     assert names == sources
     assert {f"{package}/py.typed" for package in PACKAGES} <= names

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from consumer_shim.client import Producer, ProducerError
+from consumer_shim.metrics import DECLARATIONS
+from producer.metrics import Metrics
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.e2e.conftest import REPOSITORY, TRANSPORTS, Servers
 from tests.kit.chat import Part, ask, chat_request
 from tests.kit.photos import photos
 from tests.kit.reference import reference_embeddings
+from tests.kit.samples import families, strangers
 from tests.kit.servers import NOISE_CONNECTOR, VllmServer, consumer_args
 from tests.kit.stack import Stack
 
@@ -59,6 +62,22 @@ def test_each_transport_pulled(servers: Servers, conversations: dict[str, list[P
         pulls = servers.producer.metric_reaching(before + 1, "ec_producer_pulls_total", transport=transport)
         assert pulls > before
         assert servers.producer.metric("ec_producer_pull_bytes_total", transport=transport) > 0
+        _check_metrics(servers.llm_only[transport], transport)
+    assert strangers(families(servers.producer.scrape()), Metrics.declarations()) == []
+
+
+def _check_metrics(server: VllmServer, transport: str) -> None:
+    """A request with a picture is in the shim's part of vLLM's `/metrics`, and nothing else is there."""
+    pulls = server.metric_reaching(1, "ec_producer_shim_pulls_total", outcome="ok", transport=transport)
+    assert pulls >= 1
+    assert server.metric("ec_producer_shim_pulls_total") == pulls
+    assert server.metric("ec_producer_shim_pull_seconds_count", transport=transport) == pulls
+    assert server.metric("ec_producer_shim_pull_seconds_sum", transport=transport) > 0
+    assert server.metric("ec_producer_shim_pull_bytes_total", transport=transport) > 1000 * pulls
+    encodes = server.metric("ec_producer_shim_encodes_total", code="OK")
+    assert encodes >= 1
+    assert server.metric("ec_producer_shim_encode_seconds_count") == encodes
+    assert strangers(families(server.scrape()), DECLARATIONS, ("model_name", "engine")) == []
 
 
 def test_noise_instead_of_the_embedding_changes_the_answer(

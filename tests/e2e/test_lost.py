@@ -97,8 +97,15 @@ def test_a_lost_embedding_is_encoded_again(
     servicer.num_lost = 1
     picture = photos()["coffee.jpg" if stream else "coffee.png"]
     request = chat_request([picture, photos()["rocket.jpg"], "What are they?"], stream=stream)
+    again = llm_only.metric("ec_producer_shim_reencodes_total")
+    refused = llm_only.metric("ec_producer_shim_pulls_total", outcome="refused", transport="grpc")
     assert ask(llm_only.url, request) == ask(servers.plain.url, request)
     assert servicer.num_encodes == before + 2
+    assert llm_only.metric("ec_producer_shim_reencodes_total") == again + 1
+    assert llm_only.metric("ec_producer_shim_encodes_total") == servicer.num_encodes
+    least = refused + 1
+    refused = llm_only.metric_reaching(least, "ec_producer_shim_pulls_total", outcome="refused", transport="grpc")
+    assert refused >= least
 
 
 def test_an_embedding_that_is_lost_twice_is_told(restarting: tuple[Restarting, str], llm_only: VllmServer) -> None:

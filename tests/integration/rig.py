@@ -24,6 +24,8 @@ from producer.errors import InternalError, InvalidItemError
 from producer.memory.region import SharedRegion
 from producer.metrics import Metrics
 from producer.publisher import Publisher
+from producer.recent_errors import RecentErrors
+from producer.request_counter import RequestCounter
 from producer.server import Servicer
 from producer.step_loop import StepLoop
 from producer.transport.base import Endpoint, Outlet, TransportError
@@ -31,6 +33,8 @@ from producer.transport.stream import StreamOutlet
 from producer.wire.contract import WIRE_VERSION, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub, add_EncoderCacheServicer_to_server
+from producer.wire.tracing import Tracing
+from tests.kit.samples import total
 from tests.kit.steps import Done
 
 WIDTH = 64
@@ -87,8 +91,8 @@ class BrokenOutlet(Outlet):
         return
 
 
-def _listen() -> tuple[grpc.aio.Server, str]:
-    server = grpc.aio.server()
+def _listen(metrics: Metrics) -> tuple[grpc.aio.Server, str]:
+    server = grpc.aio.server(interceptors=[RequestCounter(metrics)])
     return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
 
 
@@ -108,13 +112,15 @@ class Rig:
         modalities: tuple[str, ...] = ("image",),
         max_client_items: int = 0,
         security: ChannelSecurity = PLAIN,
-        listen: Callable[[], tuple[grpc.aio.Server, str]] = _listen,
+        listen: Callable[[Metrics], tuple[grpc.aio.Server, str]] = _listen,
+        tracing: Tracing | None = None,
     ) -> None:
-        """`security` is its clients'; `listen` makes a server that has its port, and the address for tickets."""
+        """`security` is its clients'; `listen` makes a server that has its port, with the address for tickets."""
         self.now_s = 0.0
         self.items: list[MediaItem] = []
         """What came to preprocessing."""
         self.metrics = Metrics()
+        self.errors = RecentErrors()
         self.device = Device()
         self._max_client_items = max_client_items
         self._security = security
@@ -122,13 +128,21 @@ class Rig:
         self._streams = {"max_streams": max_streams, "stream_idle_s": stream_idle_s}
         self._stack = AsyncExitStack()
         region = self._stack.enter_context(SharedRegion.create("ec-producer-test", pool_bytes))
-        self.pool = EmbeddingPool(region, epoch=EPOCH, lease_s=lease_s, max_leases=max_leases, clock=lambda: self.now_s)
+        self.pool = EmbeddingPool(
+            region,
+            epoch=EPOCH,
+            lease_s=lease_s,
+            max_leases=max_leases,
+            clock=lambda: self.now_s,
+            on_expiry=self.metrics.count_expiry,
+        )
         self.loop = StepLoop(
             self.device.launch,
             Publisher(self.pool).publish,
             max_rows=MAX_BATCH_ROWS,
             max_items=4,
             metrics=self.metrics,
+            tracing=tracing,
         )
         self.admission = Admission(
             self.pool,
@@ -140,12 +154,13 @@ class Rig:
             max_item_bytes=MAX_ITEM_BYTES,
             max_queue_bytes=max_queue_bytes,
             metrics=self.metrics,
+            tracing=tracing,
         )
 
     async def __aenter__(self) -> Self:
         self.loop.start()
         self._stack.callback(self.loop.stop)
-        server, self.address = self._listen()
+        server, self.address = self._listen(self.metrics)
         self.info = _info(self.address)
         self.info.limits.max_client_items = self._max_client_items
         outlets: list[Outlet] = [StreamOutlet(), BrokenOutlet("down", is_up=False), BrokenOutlet("falling", is_up=True)]
@@ -157,6 +172,7 @@ class Rig:
             self.info,
             self.metrics,
             settings=SETTINGS,
+            errors=self.errors,
             **self._streams,
         )
         add_EncoderCacheServicer_to_server(servicer, server)
@@ -164,9 +180,9 @@ class Rig:
         self._stack.push_async_callback(server.stop, 0)
         self.client = Producer(self.address, security=self._security)
         self._stack.callback(self.client.close)
-        channel = aio_channel(self.address, self._security, ())
-        self._stack.push_async_callback(channel.close)
-        self.stub: Any = EncoderCacheStub(channel)
+        self.channel = aio_channel(self.address, self._security, ())
+        self._stack.push_async_callback(self.channel.close)
+        self.stub: Any = EncoderCacheStub(self.channel)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -199,8 +215,8 @@ class Rig:
         return call
 
     def sample(self, name: str, **labels: str) -> float:
-        """The value of a metric, 0 where it was never touched."""
-        return self.metrics.registry.get_sample_value(f"ec_producer_{name}", labels) or 0.0
+        """The sum of a metric's samples with these labels, 0 where it was never touched."""
+        return total(self.metrics.registry, name, **labels)
 
     async def _prepare(self, key: str, item: MediaItem) -> PreparedItem:
         self.items.append(item)

@@ -17,6 +17,7 @@ from consumer_shim.client import AsyncProducer
 from consumer_shim.gateway import encode_request
 from consumer_shim.rewrite import RequestError
 from consumer_shim.tickets import PullTicket, from_params
+from producer.metrics import Metrics
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.integration.rig import WAIT_S, Rig, bytes_of, eventually, image
 from tests.unit.conftest import Clock
@@ -81,7 +82,7 @@ class Fleet:
     def num_leases(self) -> list[int]:
         return [rig.pool.num_leases for rig in self.rigs]
 
-    def _listen(self) -> tuple[grpc.aio.Server, str]:
+    def _listen(self, metrics: Metrics) -> tuple[grpc.aio.Server, str]:
         server = grpc.aio.server()
         self._servers.append(server)
         return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

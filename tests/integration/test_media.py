@@ -17,6 +17,7 @@ import torch
 from producer.core import MediaItem, PreparedItem
 from producer.errors import InvalidItemError
 from producer.item_checks import ItemChecks
+from producer.metrics import Metrics
 from producer.preprocess import Preprocessor
 from tests.kit.clips import sounds
 from tests.kit.hostile import ACCEPTED, Case, cases
@@ -93,7 +94,9 @@ def preprocessors() -> Iterator[dict[str, Preprocessor]]:
     """By family, of one process each."""
     found = {}
     for family, modalities in (("qwen2_5_vl", ("image", "video")), ("qwen2_audio", ("audio",))):
-        found[family] = Preprocessor(model_config(family), dict.fromkeys(modalities, "metadata"), 1, max_rows=16384)
+        found[family] = Preprocessor(
+            model_config(family), dict.fromkeys(modalities, "metadata"), 1, max_rows=16384, metrics=Metrics()
+        )
         found[family].start()
     yield found
     for preprocessor in found.values():

@@ -29,6 +29,7 @@ from consumer_shim.tickets import PullTicket
 from producer.app import _listen
 from producer.config import ServeConfig
 from producer.encode_command import encode_files
+from producer.metrics import Metrics
 from producer.security import TLS_OPTIONS
 from producer.wire.block import HEADER_BYTES
 from producer.wire.contract import SERVICE_NAME, Reason
@@ -107,8 +108,8 @@ def files(tmp_path: Path) -> Files:
 def rig(config: ServeConfig, security: ChannelSecurity, **options: Any) -> Rig:
     """With health and reflection, as `serve` adds them."""
 
-    def listen() -> tuple[grpc.aio.Server, str]:
-        server, address = _listen(config)
+    def listen(metrics: Metrics) -> tuple[grpc.aio.Server, str]:
+        server, address = _listen(config, metrics)
         statuses = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
         reflection.enable_server_reflection((SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -17,6 +17,7 @@ from producer.media_limits import MediaLimits
 from producer.metrics import Metrics
 from tests.kit import emulated
 from tests.kit.checkpoints import cached_checkpoint
+from tests.kit.samples import total
 
 MAX_ITEMS = 32
 SIDE = {"qwen2_5_vl": 28, "qwen2_vl": 28, "qwen3_vl": 32, "qwen3_5": 32}
@@ -75,7 +76,7 @@ class Engine:
         return self.prepare(sample(next(iter(self.encoder.forms))))
 
     def count(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"ec_producer_{name}", labels) or 0.0
+        return total(self.metrics.registry, name, **labels)
 
 
 def embeddings(outcomes: Sequence[torch.Tensor | ServiceError]) -> list[torch.Tensor]:

@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.ports import free_port
 from tests.kit.processes import LOGS_DIR, Service
+from tests.kit.samples import scraped
 
 BIN = Path(sys.executable).parent
 HOST = "127.0.0.1"
@@ -57,7 +57,28 @@ NOISE_SWITCH = "EC_PRODUCER_NOISE_IF"
 """Names a file in the environment: the noise connector spoils embeddings while it is there, or always without this."""
 
 
-class VllmServer(Service):
+class ScrapedService(Service):
+    """One that serves Prometheus metrics at `metrics_url`."""
+
+    metrics_url: str
+
+    def scrape(self) -> str:
+        """All of its metrics, as text."""
+        return _get(self.metrics_url)[1]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that carry these labels; 0 where there is none yet."""
+        return scraped(self.scrape(), name, **labels)
+
+    def metric_reaching(self, least: float, name: str, **labels: str) -> float:
+        """As `metric`, once it is at least `least`: some counts come shortly after the answer that caused them."""
+        deadline_s = time.monotonic() + COUNT_TIMEOUT_S
+        while (value := self.metric(name, **labels)) < least and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return value
+
+
+class VllmServer(ScrapedService):
     """`vllm serve MODEL`, with its OpenAI API at `url`; the model's name there is `tiny`."""
 
     def __init__(
@@ -74,6 +95,7 @@ class VllmServer(Service):
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://{HOST}:{self.port}"
+        self.metrics_url = f"{self.url}/metrics"
         command = [str(bin_dir / "vllm"), "serve", str(model), "--served-model-name", SERVED_MODEL]
         command += [*_flags(ENGINE), "--host", HOST, "--port", str(self.port), *extra_args]
         super().__init__(name, command, ready=self._healthy, env=ENVIRONMENT | dict(env or {}), cwd=cwd, logs=logs)
@@ -85,7 +107,7 @@ class VllmServer(Service):
             return False
 
 
-class ProducerServer(Service):
+class ProducerServer(ScrapedService):
     """`ec-producer serve MODEL`, with gRPC at `address` and Prometheus metrics at `metrics_url`."""
 
     def __init__(
@@ -134,19 +156,6 @@ class ProducerServer(Service):
         """Whether it says that it can be used."""
         return self._serving()
 
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that carry these labels; 0 where there is none yet."""
-        families = text_string_to_metric_families(_get(self.metrics_url)[1])
-        samples = (sample for family in families for sample in family.samples)
-        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
-
-    def metric_reaching(self, least: float, name: str, **labels: str) -> float:
-        """As `metric`, once it is at least `least`: some counts come shortly after the answer that caused them."""
-        deadline_s = time.monotonic() + COUNT_TIMEOUT_S
-        while (value := self.metric(name, **labels)) < least and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        return value
-
 
 def consumer_args(
     producer_address: str,
@@ -154,14 +163,18 @@ def consumer_args(
     *,
     connector: tuple[str, str] = SHIM_CONNECTOR,
     without: Sequence[str] = ("image", "video"),
+    **settings: Any,
 ) -> list[str]:
-    """The flags that make `vllm serve` LLM-only: no encoder `without` these modalities, which that producer encodes."""
+    """The flags that make `vllm serve` LLM-only: no encoder `without` these modalities, which that producer encodes.
+
+    `settings` are more of the shim's.
+    """
     module, class_name = connector
     transfer: dict[str, Any] = {
         "ec_connector": class_name,
         "ec_connector_module_path": module,
         "ec_role": "ec_consumer",
-        "ec_connector_extra_config": {"producers": [producer_address], "transport": transport},
+        "ec_connector_extra_config": {"producers": [producer_address], "transport": transport, **settings},
     }
     return [
         *("--limit-mm-per-prompt", json.dumps(dict.fromkeys(without, 0))),

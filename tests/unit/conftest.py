@@ -11,6 +11,7 @@ from producer.embedding_pool import EmbeddingPool
 from producer.memory.region import SharedRegion
 from producer.metrics import Metrics
 from producer.wire.block import EmbeddingShape
+from tests.kit.samples import total
 
 # How long an example takes is no property of the code: a busy machine must not fail a test.
 settings.register_profile("ec-producer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,8 +48,8 @@ def prepared(number: int = 0, *, num_rows: int = SHAPE.num_rows, modality: str =
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float:
-    """The value of a metric, 0 where it was never touched."""
-    return metrics.registry.get_sample_value(f"ec_producer_{name}", labels) or 0.0
+    """The sum of a metric's samples with these labels, 0 where it was never touched."""
+    return total(metrics.registry, name, **labels)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
         configs.append(config)
 
     monkeypatch.setattr("producer.app.serve", serve)
-    monkeypatch.setattr(cli, "_configure_logging", lambda: None)
+    monkeypatch.setattr(cli, "_configure_logging", lambda config: None)
     return configs
 
 
@@ -100,6 +100,10 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "--preprocess-timeout-s": "131",
         "--preprocess-memory-bytes": "1320MiB",
         "--drain-s": "14",
+        "--log-format": "json",
+        "--log-level": "debug",
+        "--otlp-traces-endpoint": "http://collector:4317",
+        "--trace-sample-ratio": "0.25",
     }
     arguments = [part for flag in flags.items() for part in flag]
     assert cli.main(["serve", "m", "--trust-remote-code", "--eager", "--require-graphs", *arguments]) == 0
@@ -161,6 +165,10 @@ def test_every_setting_has_a_flag(served: list[ServeConfig]) -> None:
         "publish_files_bytes": 2 << 20,
         "publish_files_age_s": 5.0,
         "drain_s": 14.0,
+        "log_format": "json",
+        "log_level": "debug",
+        "otlp_traces_endpoint": "http://collector:4317",
+        "trace_sample_ratio": 0.25,
     }
 
 
@@ -322,3 +330,45 @@ def test_a_wrong_flag_of_encode_gets_one_line(
     line = refusal(["encode", "a.png", *flags], capsys)
     assert [words for words in said if words not in line] == [], line
     assert encoded == []
+
+
+# doctor
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServeConfig, str, bool]]:
+    """What the doctor was asked, instead of asking this machine."""
+    calls: list[tuple[ServeConfig, str, bool]] = []
+
+    def run(config: ServeConfig, model: str, *, as_json: bool) -> int:
+        calls.append((config, model, as_json))
+        return 1
+
+    monkeypatch.setattr("producer.doctor.report.run", run)
+    return calls
+
+
+def test_doctor_takes_what_serve_takes(examined: list[tuple[ServeConfig, str, bool]]) -> None:
+    assert cli.main(["doctor", "m", "--listen", "0.0.0.0:1", "--transport", "nixl", "--json"]) == 1
+    assert examined == [(ServeConfig(model="m", listen="0.0.0.0:1", transport=("nixl",)), "m", True)]
+
+
+def test_doctor_needs_no_model(examined: list[tuple[ServeConfig, str, bool]]) -> None:
+    assert cli.main(["doctor"]) == 1
+    ((config, model, as_json),) = examined
+    assert (config.listen, model, as_json) == ("127.0.0.1:50051", "", False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--pool-bytes", "1KiB"], "pool_bytes is 1024"),
+        (["--nonsense"], "--nonsense"),
+        (["other"], "unrecognized arguments: other"),
+    ],
+)
+def test_a_wrong_flag_of_doctor_gets_one_line(
+    flags: list[str], said: str, examined: list[tuple[ServeConfig, str, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refusal(["doctor", "m", *flags], capsys)
+    assert examined == []

@@ -4,7 +4,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2
 
 from producer.health import Health
+from producer.metrics import Metrics
 from producer.wire.contract import SERVICE_NAME
+from tests.unit.conftest import sample
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -17,7 +19,8 @@ class Parts:
         self.troubles = {"device": "", "preprocessing": ""}
         self.statuses = health.aio.HealthServicer()
         probes = {name: lambda name=name: self.troubles[name] for name in self.troubles}
-        self.health = Health(self.statuses, probes)
+        self.metrics = Metrics()
+        self.health = Health(self.statuses, probes, self.metrics)
 
     async def status(self) -> set[int]:
         requests = [health_pb2.HealthCheckRequest(service=name) for name in ("", SERVICE_NAME)]
@@ -38,6 +41,15 @@ async def test_one_part_that_fails_is_enough_until_it_works_again(caplog: pytest
     parts.troubles["preprocessing"] = ""
     await parts.health.check()
     assert await parts.status() == {SERVING}
+
+
+async def test_what_the_probes_say_is_a_metric() -> None:
+    parts = Parts()
+    await parts.health.check()
+    assert [sample(parts.metrics, "part_up", part=part) for part in parts.troubles] == [1, 1]
+    parts.troubles["device"] = "lost"
+    await parts.health.check()
+    assert [sample(parts.metrics, "part_up", part=part) for part in parts.troubles] == [0, 1]
 
 
 async def test_a_service_that_stops_is_not_serving() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +17,12 @@ from PIL import Image
 
 from producer.core import MediaItem, PreparedItem
 from producer.errors import InternalError, InvalidItemError, ServiceError, UnavailableError
+from producer.metrics import Metrics
 from producer.preprocess import Preprocessor
 from producer.wire.contract import Reason
 from tests.kit.clips import videos
 from tests.kit.photos import photos
+from tests.unit.conftest import sample
 from tests.unit.models import decoded_item, file_item, pixels_of
 from tests.unit.models import model_config as model_config_of
 
@@ -27,6 +30,8 @@ KEY = "ab" * 32
 GOOD, GOOD_ROWS = photos()["retina.png"].data, 16
 MAX_ROWS = 60
 WAIT_S = 120.0
+METRICS = Metrics()
+"""Of `roomy`."""
 FORMS = {"image": "metadata", "video": "metadata"}
 LEAK = re.compile(r"0x[0-9a-f]{4,}|object at|(^|\s)/\w|\\x|\.py\b", re.IGNORECASE)
 """What a client must not read: an address, a path, raw bytes."""
@@ -40,7 +45,7 @@ def model_config() -> Any:
 @pytest.fixture(scope="module")
 def preprocessor(model_config: Any) -> Iterator[Preprocessor]:
     """One process, with little memory; starting it takes seconds."""
-    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, memory_bytes=256 << 20)
+    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, memory_bytes=256 << 20, metrics=Metrics())
     preprocessor.start()
     yield preprocessor
     preprocessor.close()
@@ -49,7 +54,7 @@ def preprocessor(model_config: Any) -> Iterator[Preprocessor]:
 @pytest.fixture(scope="module")
 def roomy(model_config: Any) -> Iterator[Preprocessor]:
     """One process, with enough memory for `SLOW`."""
-    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS)
+    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, metrics=METRICS)
     preprocessor.start()
     yield preprocessor
     preprocessor.close()
@@ -279,8 +284,26 @@ async def test_an_idle_process_that_dies_is_replaced(roomy: Preprocessor) -> Non
 # Time and memory
 
 
+async def test_what_waits_is_not_counted_as_preprocessed(roomy: Preprocessor) -> None:
+    await ready(roomy)
+    before_s, began_s = sample(METRICS, "stage_seconds_sum", stage="preprocess"), time.perf_counter()
+    _, good = await asyncio.gather(prepare(roomy, SLOW), prepare(roomy, GOOD), return_exceptions=True)
+    worked_s = sample(METRICS, "stage_seconds_sum", stage="preprocess") - before_s
+    assert isinstance(good, PreparedItem)
+    assert good.waited_s > 0.1  # what the one before it takes at least
+    assert worked_s < time.perf_counter() - began_s + good.waited_s / 2
+
+
+async def test_its_processes_are_counted(roomy: Preprocessor) -> None:
+    dead, deaths = await ready(roomy), sample(METRICS, "preprocess_deaths_total")
+    assert sample(METRICS, "preprocess_workers") == 1
+    os.kill(dead, signal.SIGKILL)
+    await ready(roomy, but={dead})
+    assert sample(METRICS, "preprocess_deaths_total") == deaths + 1
+
+
 async def test_a_file_that_takes_too_long_is_refused(model_config: Any) -> None:
-    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, timeout_s=0.1)
+    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, timeout_s=0.1, metrics=Metrics())
     try:
         with pytest.raises(InvalidItemError, match=r"the image took more than 0\.1 s to decode") as caught:
             await asyncio.wait_for(prepare(preprocessor, SLOW), WAIT_S)
@@ -302,7 +325,7 @@ async def test_a_file_that_takes_too_much_memory_is_refused_and_the_process_goes
 
 
 async def test_a_closed_pool_is_an_error_not_a_hang(model_config: Any) -> None:
-    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS)
+    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, metrics=Metrics())
     preprocessor.close()
     with pytest.raises(UnavailableError) as caught:
         await asyncio.wait_for(prepare(preprocessor, GOOD), WAIT_S)
@@ -310,7 +333,7 @@ async def test_a_closed_pool_is_an_error_not_a_hang(model_config: Any) -> None:
 
 
 async def test_a_pool_that_is_down_says_so_at_once(model_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS)
+    preprocessor = Preprocessor(model_config, FORMS, 1, max_rows=MAX_ROWS, metrics=Metrics())
     monkeypatch.setattr(preprocessor, "down_reason", lambda: "no worker has been ready for 9 s")
     with pytest.raises(UnavailableError, match="preprocessing is down: no worker has been ready for 9 s"):
         await prepare(preprocessor, GOOD)

@@ -10,6 +10,7 @@ import pytest
 
 from producer.app import _listen
 from producer.config import ServeConfig
+from producer.metrics import Metrics
 from producer.security import TokenInterceptor, client_of, server_credentials, warn_of_open_doors
 from producer.wire.contract import SERVICE_NAME
 from producer.wire.credential_files import CredentialFileError, is_loopback
@@ -152,7 +153,7 @@ def test_open_doors_are_said(host: str, has: str, said: str, caplog: pytest.LogC
 async def test_it_listens_and_says_so(caplog: pytest.LogCaptureFixture, tokens: Path) -> None:
     with caplog.at_level(logging.WARNING):
         for settings in ({}, {"token_file": str(tokens)}):
-            server, _ = _listen(ServeConfig(model="tiny", listen="localhost:0", **settings))
+            server, _ = _listen(ServeConfig(model="tiny", listen="localhost:0", **settings), Metrics())
             await server.stop(0)
     assert caplog.messages == []
 
@@ -166,14 +167,14 @@ async def test_a_file_that_is_missing_at_start_is_named(settings: dict[str, str]
     paths = {name: str(tmp_path / file) for name, file in settings.items()}
     name, path = next(iter(paths.items()))
     with pytest.raises(CredentialFileError, match=f"{name} {path}: No such file or directory"):
-        _listen(ServeConfig(model="tiny", listen="127.0.0.1:0", **paths))
+        _listen(ServeConfig(model="tiny", listen="127.0.0.1:0", **paths), Metrics())
 
 
 async def test_a_port_that_is_taken_is_said_with_tls_too(tmp_path: Path) -> None:
     cert, key = Authority().issue("server").write(tmp_path, "server")
-    server, address = _listen(ServeConfig(model="tiny", listen="127.0.0.1:0"))
+    server, address = _listen(ServeConfig(model="tiny", listen="127.0.0.1:0"), Metrics())
     with pytest.raises(OSError, match=f"listen is {address}: the address cannot be used"):
-        _listen(ServeConfig(model="tiny", listen=address, tls_cert=cert, tls_key=key))
+        _listen(ServeConfig(model="tiny", listen=address, tls_cert=cert, tls_key=key), Metrics())
     await server.stop(0)
 
 

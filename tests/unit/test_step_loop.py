@@ -112,7 +112,7 @@ def test_counts_say_what_ran(loop: StepLoop, device: Device, metrics: Metrics) -
     for done in waiting:
         done.result(WAIT_S)
     assert (sample(metrics, "step_items_count"), sample(metrics, "step_items_sum")) == (2, 3)
-    assert sample(metrics, "stage_seconds_count", stage="queue") == 3
+    assert sample(metrics, "queue_seconds_count") == 3
     assert sample(metrics, "stage_seconds_count", stage="encode") == 2
 
 

@@ -93,6 +93,17 @@ def test_tasks_are_done_at_the_same_time_by_as_many_processes_as_there_are(pool_
     assert len({future.result(WAIT_S).fields["pid"] for future in slow}) == 2
 
 
+def test_a_task_says_when_a_process_has_taken_it(pool_of: PoolOf, tmp_path: Path) -> None:
+    pool = pool_of()
+    first = pool.submit(Message(fields={"do": "sleep", "seconds": 0.2, "begun": str(tmp_path / "begun")}))
+    second = pool.submit(Message(fields={"do": "echo"}))
+    assert second.begun_s is None
+    second.result(WAIT_S)
+    assert first.begun_s is not None
+    assert second.begun_s is not None
+    assert second.begun_s - first.begun_s >= 0.2
+
+
 def test_an_exception_is_said_by_its_name_and_the_process_goes_on(pool_of: PoolOf) -> None:
     pool = pool_of()
     before = pid_of(pool)
@@ -111,6 +122,7 @@ def test_a_task_that_crashes_each_process_is_at_fault(pool_of: PoolOf, number: s
         done(pool, "die", signal=number)
     assert caught.value.crashed
     assert pid_of(pool) > 0
+    assert pool.num_deaths == 2
 
 
 def test_a_crash_ends_the_process_at_once_whatever_libraries_do_about_it(pool_of: PoolOf) -> None:
@@ -178,6 +190,7 @@ def test_a_process_that_dies_idle_is_replaced_before_the_next_task(pool_of: Pool
     os.kill(before, signal.SIGSEGV)
     eventually(lambda: bool(pool.pids - {before}))
     assert {pid_of(pool)} == pool.pids
+    assert pool.num_deaths == 1
 
 
 # Tasks that do not end
@@ -191,6 +204,7 @@ def test_a_task_over_its_time_ends_its_process(pool_of: PoolOf, do: str, tmp_pat
         done(pool, do, seconds=60, begun=str(tmp_path / "begun"))
     assert pid_of(pool) != before
     assert not is_alive(before)
+    assert pool.num_deaths == 1
 
 
 def test_an_answer_that_trickles_in_is_over_its_time_too(pool_of: PoolOf) -> None:
@@ -253,6 +267,7 @@ def test_a_process_that_keeps_memory_is_replaced(pool_of: PoolOf) -> None:
     assert done(pool, "allocate", mib=100, keep=True).fields["pid"] == before
     assert done(pool, "allocate", mib=100, keep=True).fields["pid"] == before
     assert done(pool, "allocate", mib=200).fields["pid"] != before
+    assert pool.num_deaths == 0
 
 
 # Processes that say what they like
@@ -403,6 +418,7 @@ def test_closing_ends_processes_that_hang_and_fails_what_is_in_hand(pool_of: Poo
         with pytest.raises(PoolClosedError):
             future.result(0)
     assert not is_alive(before)
+    assert pool.num_deaths == 0
     with pytest.raises(PoolClosedError):
         begin(pool, "echo")
     assert pool.down_reason() is None

@@ -31,7 +31,7 @@ class _Engine:
 
     def __init__(self) -> None:
         self.left: list[PullTicket] = []
-        self.channel = SideChannel(f"fuzz-{os.getpid()}", self._failure, self.left.extend)
+        self.channel = SideChannel(f"fuzz-{os.getpid()}", self._failure, lambda tickets, _: self.left.extend(tickets))
         self.channel.close()
 
     def ask(self, question: bytes) -> None:

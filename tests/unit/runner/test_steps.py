@@ -70,7 +70,7 @@ class Steps:
         counted = next(
             family for family in self.metrics.registry.collect() if family.name == "ec_producer_graph_misses"
         )
-        return {one.labels["reason"]: one.value for one in counted.samples if one.name.endswith("_total")}
+        return {one.labels["reason"]: one.value for one in counted.samples if one.name.endswith("_total") and one.value}
 
     def replays(self) -> dict[str, float]:
         """By budget."""
@@ -197,7 +197,7 @@ def off_by_a_bit(one: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(loaded: Any) -> list[torch.Tensor]:
         found: list[torch.Tensor] = replay(loaded)
-        if loaded.budgets == [96]:
+        if [budget for budget, _ in loaded.graphs] == [96]:
             found[0].view(torch.int16)[-1, -1] ^= 1
         return found
 

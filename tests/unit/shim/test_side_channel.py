@@ -10,6 +10,7 @@ import pytest
 from consumer_shim.pull import Failure
 from consumer_shim.side_channel import SideChannel, ask_reason, leave_tickets
 from consumer_shim.tickets import PullTicket
+from producer.wire.origin import Origin
 
 BOUND_S = 10.0
 GONE = Failure(503, "the embedding has gone: größer als ein Zeichen")
@@ -166,9 +167,12 @@ def tickets(count: int) -> list[PullTicket]:
 @pytest.mark.parametrize("count", [1, 64, 65, 200])
 def test_tickets_arrive(engine_id: str, count: int) -> None:
     left: list[PullTicket] = []
-    channel = SideChannel(engine_id, {}.get, left.extend)
-    assert leave_tickets(engine_id, tickets(count))
+    origins: set[Origin] = set()
+    channel = SideChannel(engine_id, {}.get, lambda tickets, origin: (left.extend(tickets), origins.add(origin))[0])
+    origin = Origin("id", f"00-{1:032x}-{2:016x}-01", "vendor=1")
+    assert leave_tickets(engine_id, tickets(count), origin)
     assert left == tickets(count)
+    assert origins == {origin}
     assert ask_reason(engine_id, ["lost"]) is None  # it answers on
     channel.close()
 

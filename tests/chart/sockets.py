@@ -1,0 +1,42 @@
+"""TCP ports on which a process, or one below it, waits for connections; from /proc."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+_PROC = Path("/proc")
+_LISTEN = "0A"
+
+
+def listening(pid: int) -> set[int]:
+    """The ports of `pid` and its descendants."""
+    ports = {row[9]: int(row[1].rpartition(":")[2], 16) for row in _rows() if row[3] == _LISTEN}
+    return {ports[inode] for one in _family(pid) for inode in _sockets(one) if inode in ports}
+
+
+def _rows() -> Iterator[list[str]]:
+    for name in ("tcp", "tcp6"):
+        for line in (_PROC / "net" / name).read_text().splitlines()[1:]:
+            yield line.split()
+
+
+def _family(pid: int) -> set[int]:
+    """The process and all that descend from it."""
+    parents: dict[int, int] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for link in (_PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = str(link.readlink())
+                if target.startswith("socket:["):
+                    yield target[8:-1]
