@@ -70,7 +70,9 @@ class ServeConfig:
     model: str
     """Folder or hub name of the model whose encoder is served."""
     listen: str = _setting("127.0.0.1:50051", "host:port of the gRPC API; port 0 takes a free one")
-    metrics_listen: str = _setting("127.0.0.1:9464", "host:port of Prometheus' /metrics; port 0 takes a free one")
+    metrics_listen: str = _setting(
+        "127.0.0.1:9464", "host:port of /metrics, the status page and /healthz; port 0 takes a free one"
+    )
     advertise: str = _setting("", "host:port that tickets name, where it differs from --listen")
     tls_cert: str = _setting(
         "", "PEM file of the server's certificate chain; plaintext by default. Changes are noticed"

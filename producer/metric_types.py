@@ -1,5 +1,6 @@
 """How a metric is declared as an attribute of a class, and made for an instance of it."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
@@ -57,6 +58,8 @@ class Metric(Generic[T]):
         if declared.labels and declared.kind != "info":
             more["labelnames"] = list(declared.labels)
         metric = self._make(declared.full_name, declared.meaning, registry=registry, **more)
+        if "labelnames" in more:  # a look-up of its own takes three times as long as counting does
+            vars(metric)["labels"] = functools.cache(metric.labels)  # type: ignore[attr-defined]
         if isinstance(metric, Counter) and declared.labels and declared.num_series <= _MOST_ZEROS:
             for values in itertools.product(*declared.labels.values()):
                 metric.labels(*values)

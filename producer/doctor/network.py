@@ -139,7 +139,6 @@ def _why_not(address: str) -> str:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what was closed lately is no obstacle
             probe.bind((host, port))
-            probe.listen()
     except OSError as error:
         return os.strerror(error.errno) if isinstance(error.errno, int) and error.errno > 0 else str(error)
     return ""

@@ -6,6 +6,7 @@ its caller gives it: names, numbers and the first 16 digits of a content key, ne
 
 import atexit
 import re
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -90,6 +91,7 @@ class Tracing:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)),
             resource=Resource.create({"service.name": service}),
+            id_generator=_id_generator(),
             shutdown_on_exit=False,  # it would wait for a collector that is down
         )
         self._provider.add_span_processor(
@@ -199,6 +201,20 @@ def annotate(**attributes: Attribute) -> None:
 def from_perf_counter(seconds: float) -> int:
     """A moment of `time.perf_counter` on the clock of spans."""
     return time.time_ns() - round((time.perf_counter() - seconds) * 1e9)
+
+
+def _id_generator() -> Any:
+    """Ids of the system's randomness: vLLM seeds Python's, so that all its servers would give the same ones."""
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+
+    class IdGenerator(RandomIdGenerator):
+        def generate_span_id(self) -> int:
+            return secrets.randbits(64) or 1
+
+        def generate_trace_id(self) -> int:
+            return secrets.randbits(128) or 1
+
+    return IdGenerator()
 
 
 def _context(origin: Origin) -> Any:

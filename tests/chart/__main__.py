@@ -11,7 +11,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Row:
     cells: dict[str, str] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
-    def tell(self, cell: str, found: Iterator[str] | list[str], good: str = "ok") -> None:
+    def tell(self, cell: str, found: Iterable[str], good: str = "ok") -> None:
         """The cell's findings; none is good."""
         said = [f"{self.case}: {cell}: {one}" for one in found]
         self.broken += said
@@ -76,7 +76,7 @@ def check(name: str, *, with_service: bool) -> Row:
     row.tell("lint", lint(values))
     manifests = render(values)
     row.tell("manifests", findings(manifests), str(len(manifests)))
-    open_doors = [] if values.get("rdma", {}).get("ipcLock") else _not_restricted(manifests)
+    open_doors: Iterable[str] = [] if values.get("rdma", {}).get("ipcLock") else _not_restricted(manifests)
     row.tell("security", open_doors, "by choice" if values.get("rdma", {}).get("ipcLock") else "restricted")
     if with_service:
         with tempfile.TemporaryDirectory(prefix="ec-chart-") as folder:
@@ -117,7 +117,7 @@ def strangers(container: Container, manifests: list[Manifest], pid: int) -> Iter
     """Ports on which the service listens though no peer of the policy gets to them."""
     rules = of_kind(manifests, "NetworkPolicy")["spec"]["ingress"]
     ranges = [(port["port"], port.get("endPort", port["port"])) for rule in rules for port in rule["ports"]]
-    for port in sorted(container.listening(pid)):
+    for port in sorted(container.listening(pid)[1]):
         if not any(low <= port <= high for low, high in ranges):
             yield f"it listens on {port}, which the policy does not know"
 

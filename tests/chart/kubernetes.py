@@ -1,4 +1,4 @@
-"""What Kubernetes takes, for two uses: checking manifests, and the parts of values that a manifest takes as they are."""
+"""What Kubernetes takes: to check manifests, and for the values that go into a manifest as they are."""
 
 import functools
 import json
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any, cast
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
 from tests.chart.crds import CRDS

@@ -36,6 +36,7 @@ _REPLACED = {
 }
 """What this machine lacks, by flag: the value here, or "" for none."""
 _PROBE_S = 5.0
+_POLL_S = 0.05
 _VLLM_CACHE = Path.home() / ".cache" / "vllm"
 """What vLLM knows of its models, which it would find out anew in an empty home folder, for half a minute."""
 
@@ -84,10 +85,14 @@ class Container:
         assert status == 200, f"{path}: {status} {text[:200]}"
         return text
 
-    def listening(self, pid: int) -> set[int]:
-        """TCP ports on which the process, or one that it started, waits for connections, as the container has them."""
+    def listening(self, pid: int) -> tuple[set[int], set[int]]:
+        """TCP ports on which the process, or one that it started, waits for connections, as the container has them.
+
+        All of them, and those that other hosts would reach: what it opens on loopback by itself concerns nobody.
+        """
         back = {here: there for there, here in self.ports.items()}
-        return {back.get(port, port) for port in listening(pid)}
+        found = {back.get(port, port): is_open or port in back for port, is_open in listening(pid).items()}
+        return set(found), {port for port, is_open in found.items() if is_open}
 
     def _rendered(self, flag: str) -> str:
         return flags(self.manifest["args"])[flag][0]
@@ -200,12 +205,17 @@ def _get(port: int, path: str) -> tuple[int, str]:
 def end(service: Service, container: Container) -> tuple[int, float]:
     """Ends it as Kubernetes does, the preStop hook first; its exit status, and the seconds from SIGTERM on.
 
-    Where the grace period was too short, the status is that of SIGKILL. AssertionError: it does not serve any more while
-    the hook runs.
+    Where the grace period was too short, the status is that of SIGKILL. AssertionError: it does not serve any more
+    while the hook runs.
     """
     time.sleep(min(1, container.pre_stop_s))
     assert not container.probe("readinessProbe"), "it must serve until its removal is known everywhere"
     began_s = time.monotonic()
+    process = Path("/proc") / str(service.pid)
+    service.request_stop()
+    while process.exists() and time.monotonic() < began_s + container.grace_s:
+        time.sleep(_POLL_S)
+    seconds = time.monotonic() - began_s  # the container ends with it, and all that it left behind
     ending = service.stop()
     assert ending is not None, "it had ended before"
-    return ending.code, time.monotonic() - began_s
+    return ending.code, seconds

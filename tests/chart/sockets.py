@@ -6,12 +6,18 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _LISTEN = "0A"
+_LOOPBACK = "0100007F"
+"""127.0.0.1, also within an IPv6 address."""
 
 
-def listening(pid: int) -> set[int]:
-    """The ports of `pid` and its descendants."""
-    ports = {row[9]: int(row[1].rpartition(":")[2], 16) for row in _rows() if row[3] == _LISTEN}
-    return {ports[inode] for one in _family(pid) for inode in _sockets(one) if inode in ports}
+def listening(pid: int) -> dict[int, bool]:
+    """The ports of `pid` and its descendants, each with whether other hosts reach it."""
+    found: dict[int, bool] = {}
+    rows = {row[9]: row[1].split(":") for row in _rows() if row[3] == _LISTEN}
+    for inode in {inode for one in _family(pid) for inode in _sockets(one)} & rows.keys():
+        address, port = rows[inode]
+        found[int(port, 16)] = found.get(int(port, 16), False) or not address.endswith(_LOOPBACK)
+    return found
 
 
 def _rows() -> Iterator[list[str]]:

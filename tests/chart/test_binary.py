@@ -1,7 +1,6 @@
 """What was rendered is what the service understands: its own process, started with exactly those arguments."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -72,8 +71,8 @@ def test_it_listens_where_the_policy_lets_others_in_and_nowhere_else(
     service.wait_ready()
     policy = of_kind(render(merged(values_of("mooncake"), BOTH)), "NetworkPolicy")["spec"]
     ranges = [(port["port"], port.get("endPort", port["port"])) for rule in policy["ingress"] for port in rule["ports"]]
-    found = container.listening(service.pid)
-    assert {port for port in found if not any(low <= port <= high for low, high in ranges)} == set()
+    found, reached = container.listening(service.pid)
+    assert {port for port in reached if not any(low <= port <= high for low, high in ranges)} == set()
     unused = [(low, high) for low, high in ranges if not any(low <= port <= high for port in found)]
     assert unused == [], "a range that nothing listens on is open for nothing"
 
@@ -87,7 +86,7 @@ def test_tokens_and_certificates_are_those_of_the_secrets(running: dict[str, tup
     options = [("grpc.ssl_target_name_override", "producer.example"), ("grpc.enable_http_proxy", 0)]
     with grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options) as channel:
         stub = EncoderCacheStub(channel)
-        info = stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=[("authorization", f"Bearer {TOKEN}")], timeout=10)
+        info = stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=10)
         assert info.limits.max_client_items == 128
         with pytest.raises(grpc.RpcError) as refused:
             stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10)

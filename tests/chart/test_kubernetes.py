@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import kubernetes_validate
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from tests.chart.kubernetes import NEWEST, OLDEST, definitions, trouble
@@ -14,7 +14,7 @@ RULE = "monitoring.coreos.com/v1"
 def bad(kind: str, case: str, path: str, value: Any) -> str:
     """What is said of a case's manifest with `value` at a dotted path."""
     manifest = of_kind(render(values_of(case)), kind)
-    place = manifest
+    place: Any = manifest
     *above, last = path.split(".")
     for key in above:
         place = place[int(key)] if isinstance(place, list) else place[key]

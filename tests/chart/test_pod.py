@@ -41,17 +41,17 @@ def spec(**values: Any) -> dict[str, Any]:
 
 def test_probes_ask_the_services_health() -> None:
     found = rendered()
-    assert {name: found[name]["grpc"] for name in PROBES} == dict.fromkeys(
-        PROBES, {"port": 50051, "service": SERVICE_NAME}
-    )
+    assert {name: found[name]["grpc"] for name in PROBES} == {
+        name: {"port": 50051, "service": SERVICE_NAME} for name in PROBES
+    }
     assert {"name": "grpc", "containerPort": 50051} in found["ports"]
 
 
 def test_with_tls_probes_ask_the_metrics_port() -> None:
     found = rendered(tls={"enabled": True, "secret": "s"})
-    assert {name: found[name]["httpGet"] for name in PROBES} == dict.fromkeys(
-        PROBES, {"path": "/healthz", "port": "metrics"}
-    )
+    assert {name: found[name]["httpGet"] for name in PROBES} == {
+        name: {"path": "/healthz", "port": "metrics"} for name in PROBES
+    }
     assert all("grpc" not in found[name] for name in PROBES)
 
 

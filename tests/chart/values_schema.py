@@ -122,7 +122,7 @@ def flag_name(setting: str) -> str:
 def _flag(field: "dataclasses.Field[Any]") -> Schema:
     """What `config` takes for a setting."""
     meta = field.metadata
-    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[operator]
     found: Schema = {"description": meta["help"]}
     if isinstance(default, bool):
         return found | FLAG

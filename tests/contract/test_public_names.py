@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
+from consumer_shim import metrics as shim_metrics
 from consumer_shim import middleware
 from producer import cli
 from producer.metrics import Metrics
@@ -271,6 +272,18 @@ def test_what_else_both_sides_share() -> None:
 def test_metrics() -> None:
     found = {family.name: family.type for family in Metrics().registry.collect()}
     assert {name: kind for name, kind in found.items() if not name.startswith(("process_", "python_"))} == METRICS
+
+
+def test_shim_metrics() -> None:
+    found = {one.full_name: (one.kind, tuple(one.labels)) for one in shim_metrics.DECLARATIONS}
+    assert found == {
+        "ec_producer_shim_pulls": ("counter", ("outcome", "transport")),
+        "ec_producer_shim_pull_seconds": ("histogram", ("transport",)),
+        "ec_producer_shim_pull_bytes": ("counter", ("transport",)),
+        "ec_producer_shim_encodes": ("counter", ("code",)),
+        "ec_producer_shim_encode_seconds": ("histogram", ()),
+        "ec_producer_shim_reencodes": ("counter", ()),
+    }
 
 
 def test_labels() -> None:

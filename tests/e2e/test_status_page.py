@@ -2,6 +2,7 @@
 
 import os
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ def window() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def served(model: Path, stack: Stack) -> Iterator[ProducerServer]:
     """On its way: the first test watches it start."""
-    server = ProducerServer(model, name="e2e-status")
+    server = ProducerServer(model, name="e2e-status", extra_args=("--drain-s", "10"))
     server.start()
     yield server
     server.stop()
@@ -78,27 +79,32 @@ def encode(server: ProducerServer, data: bytes) -> pb.Ticket:
         (outcome,) = client.encode([pb.MediaItem(modality=pb.MODALITY_IMAGE, data=data)], 60)
         if isinstance(outcome, pb.Ticket):
             client.fetch(outcome, 60)
-        return outcome  # type: ignore[return-value]
+        return outcome
     finally:
         client.close()
 
 
-def answers(url: str) -> bool:
+def probe(server: ProducerServer) -> int:
+    """What a probe of Kubernetes gets; 0 for no answer."""
     try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
+        with urllib.request.urlopen(f"{page_of(server)}healthz", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
     except OSError:
-        return False
+        return 0
 
 
 def test_a_start_can_be_watched(served: ProducerServer, window: Browser) -> None:
-    window.wait(lambda: answers(page_of(served)), "the port")
+    window.wait(lambda: probe(served) == 503, "the port")
     window.open(page_of(served))
     window.wait(lambda: window.text("#state") == "starting", "the start")
     window.wait(lambda: window.text("#reasons") == "loading the model", "a stage")
     assert window.text("#name") == served.command[2]
     window.save_picture(PICTURES / "status-starting.png")
     served.wait_ready()
+    assert probe(served) == 200
     window.wait(lambda: window.text("#state") == "serving", "that it serves")
     assert not window.run("return document.querySelector('#reasons').checkVisibility()")
 
@@ -166,6 +172,7 @@ def test_an_end_can_be_watched(served: ProducerServer, window: Browser) -> None:
     os.kill(served.pid, signal.SIGTERM)
     window.wait(lambda: window.text("#state") == "draining", "the drain")
     assert "have" in window.text("#reasons")
+    assert probe(served) == 503
     window.wait(lambda: window.text("#state") == "unreachable", "the end")
     assert "The producer does not answer" in window.text("#stale")
     assert "what is shown is of" in window.text("#stale")
@@ -209,7 +216,7 @@ def hostile_page() -> Iterator[str]:
         told["transports"][0]["name"] = HOSTILE
         return told
 
-    status.document = document  # type: ignore[method-assign]
+    status.document = document
     with page_at(status, metrics) as url:
         yield url
 
@@ -229,6 +236,7 @@ def test_what_only_a_gpu_has(window: Browser) -> None:
         metrics.device_bytes.labels(part).set(mebibytes << 20)
     status = Status(ServeConfig(model="m"), metrics.registry, RecentErrors())
     with page_at(status, metrics) as url:
+        window.resize(1400, 1000)
         window.open(url)
         window.wait(lambda: window.text("#state") == "starting", "the page")
         graphs, device = window.text("#graphs"), window.text("#device")

@@ -45,8 +45,19 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    done = step("build-wheel.sh", ROOT, tmp_path_factory.mktemp("wheels"), PYTHON=sys.executable)
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the build's context has, as it is now."""
+    folder = tmp_path_factory.mktemp("sources")
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if line.startswith("!"):
+            place = ROOT / line[1:]
+            (shutil.copytree if place.is_dir() else shutil.copy)(place, folder / place.name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    done = step("build-wheel.sh", sources, tmp_path_factory.mktemp("wheels"), PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())
 

@@ -12,7 +12,6 @@ from zipfile import ZipFile
 import pytest
 
 from tests.image.conftest import run, step
-from tests.image.dockerfile import ROOT
 from tests.image.environment import make_base, make_wheel
 
 PIP_ALONE = ("pip", "packaging")
@@ -25,24 +24,31 @@ def test_tools_are_installed_if_their_hashes_are_right(tmp_path: Path) -> None:
     done = step("tools.sh", wanted, tmp_path / "tools", PIP_FIND_LINKS=tool.parent)
     assert done.returncode == 0, done.stderr
     assert run(tmp_path / "tools/bin/python", "-c", "import a_tool; print(a_tool.answer)").stdout == "42\n"
-    run(tmp_path / "tools/bin/pip", "uninstall", "--yes", "a-tool")
-    wanted.write_text(f"a-tool==1.0 --hash=sha256:{'0' * 64}\n")
+
+
+@pytest.mark.parametrize(
+    ("hashes", "said"), [(f" --hash=sha256:{'0' * 64}", "DO NOT MATCH THE HASHES"), ("", "Hashes are required")]
+)
+def test_a_tool_of_another_hash_or_none_is_refused(tmp_path: Path, hashes: str, said: str) -> None:
+    tool = make_wheel(tmp_path / "links", "a-tool", "1.0")
+    wanted = tmp_path / "requirements.txt"
+    wanted.write_text(f"a-tool==1.0{hashes}\n")
     done = step("tools.sh", wanted, tmp_path / "tools", PIP_FIND_LINKS=tool.parent)
     assert done.returncode == 1
-    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert said in done.stderr
 
 
-def test_the_same_sources_give_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    done = step("build-wheel.sh", ROOT, tmp_path, PYTHON=sys.executable)
+def test_the_same_sources_give_the_same_wheel(wheel: Path, sources: Path, tmp_path: Path) -> None:
+    done = step("build-wheel.sh", sources, tmp_path, PYTHON=sys.executable)
     assert Path(done.stdout.strip()).read_bytes() == wheel.read_bytes()
     with ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
     assert tops == {"producer", "consumer_shim", "ec_producer-0.1.0.dist-info"}
 
 
-def test_a_folder_that_holds_a_wheel_already_is_refused(wheel: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_a_wheel_already_is_refused(wheel: Path, sources: Path, tmp_path: Path) -> None:
     (tmp_path / "ec_producer-0.0.1-py3-none-any.whl").write_bytes(wheel.read_bytes())
-    done = step("build-wheel.sh", ROOT, tmp_path, PYTHON=sys.executable)
+    done = step("build-wheel.sh", sources, tmp_path, PYTHON=sys.executable)
     assert done.returncode == 1
     assert "it must hold no wheel before" in done.stderr
 

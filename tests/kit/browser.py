@@ -39,7 +39,7 @@ class Browser:
 
     def run(self, script: str, *arguments: Any) -> Any:
         """The value of a function's body in the page."""
-        return self._driver.execute_script(script, *arguments)  # type: ignore[no-untyped-call]
+        return self._driver.execute_script(script, *arguments)
 
     def text(self, selector: str) -> str:
         """What a reader sees of the first element that matches, spaces made one."""
@@ -69,11 +69,11 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """What came to the console since the last call, and was no mere remark."""
-        return [line["message"] for line in self._driver.get_log("browser") if line["level"] in ("WARNING", "SEVERE")]  # type: ignore[no-untyped-call]
+        return [line["message"] for line in self._driver.get_log("browser") if line["level"] in ("WARNING", "SEVERE")]
 
     def hosts(self) -> set[str]:
         """Of all that was asked for by pages since the last call."""
-        events = (json.loads(line["message"])["message"] for line in self._driver.get_log("performance"))  # type: ignore[no-untyped-call]
+        events = (json.loads(line["message"])["message"] for line in self._driver.get_log("performance"))
         urls = (event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent")
         return {urlsplit(url).netloc for url in urls if not url.startswith(("data:", "chrome:"))}
 
@@ -84,7 +84,7 @@ def browser() -> Iterator[Browser]:
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in _FLAGS:
-        options.add_argument(flag)  # type: ignore[no-untyped-call]
+        options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     try:

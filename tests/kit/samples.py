@@ -44,8 +44,8 @@ def strangers(
 
 
 def _base(family: Metric) -> str:
-    """The declared name of a family, whose parsed form has the suffix of an info."""
-    return family.name.removesuffix("_info")
+    """The declared name of a family; a scrape adds to that of an info, and makes another one of times of creation."""
+    return family.name.removesuffix("_info").removesuffix("_created")
 
 
 def _allowed(declared: Declaration | None, labels: dict[str, str], added: set[str]) -> bool:

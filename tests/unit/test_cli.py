@@ -10,7 +10,9 @@ from consumer_shim.channel import PLAIN, ChannelSecurity
 from producer import __version__, cli
 from producer.config import ServeConfig
 from producer.errors import UnsupportedModelError
+from producer.logs import LogSettings
 from producer.transport.base import TransportUnavailableError
+from producer.wire.tracing import TracingUnavailableError
 
 
 @pytest.fixture
@@ -242,6 +244,7 @@ def test_an_empty_model_gets_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     [
         UnsupportedModelError("model m: no encoder"),
         TransportUnavailableError("NIXL is not installed"),
+        TracingUnavailableError("OpenTelemetry is not installed"),
         OSError("listen is taken"),
     ],
     ids=lambda error: type(error).__name__,
@@ -255,6 +258,22 @@ def test_a_failed_start_gets_one_line_and_exit_1(
     monkeypatch.setattr("producer.app.serve", serve)
     assert cli.main(["serve", "m"]) == 1
     assert capsys.readouterr().err == f"ec-producer: {error}\n"
+
+
+def test_in_a_json_log_a_failed_start_is_a_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+    served: list[ServeConfig],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def serve(config: ServeConfig) -> None:
+        raise OSError("listen is taken")
+
+    monkeypatch.setattr("producer.app.serve", serve)
+    monkeypatch.setattr("producer.logs._settings", LogSettings(format="json"))
+    assert cli.main(["serve", "m", "--log-format", "json"]) == 1
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [("CRITICAL", "listen is taken")]
+    assert capsys.readouterr().err == ""
 
 
 def test_an_interrupt_exits_as_the_shell_expects(monkeypatch: pytest.MonkeyPatch, served: list[ServeConfig]) -> None:

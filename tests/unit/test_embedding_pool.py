@@ -197,6 +197,26 @@ def test_a_lease_ends_by_itself(pool: EmbeddingPool, clock: Clock) -> None:
     assert pool.release(late.lease_id) is late
 
 
+def test_a_lease_that_ends_by_itself_is_told_once(region: SharedRegion, clock: Clock) -> None:
+    told: list[Lease] = []
+    pool = EmbeddingPool(region, epoch=EPOCH, lease_s=LEASE_S, max_leases=6, clock=clock, on_expiry=told.append)
+    put(pool, 1)
+    ended, released = pool.grant(key_of(1), "grpc"), pool.grant(key_of(1))
+    pool.release(released.lease_id)
+    clock.now_s += END_S
+    for _ in range(2):
+        pool.expire()
+    assert told == [ended]
+    assert (pool.num_granted, pool.num_expired) == (2, 1)
+
+
+def test_it_knows_how_long_a_lease_is_held(pool: EmbeddingPool, clock: Clock) -> None:
+    put(pool, 1)
+    lease = pool.grant(key_of(1))
+    clock.now_s += 2.5
+    assert pool.held_s(lease) == pytest.approx(2.5)
+
+
 # Replacing a lease
 
 

@@ -36,10 +36,7 @@ class Service:
         self.metrics = Metrics()
         self.errors = RecentErrors(clock=clock)
         self.troubles = {"device": "", "transport grpc": ""}
-        probes: dict[str, Callable[[], str]] = {
-            name: lambda name=name: self.troubles[name]  # type: ignore[misc]  # mypy does not see the default
-            for name in self.troubles
-        }
+        probes: dict[str, Callable[[], str]] = {name: lambda name=name: self.troubles[name] for name in self.troubles}
         self.health = Health(health.aio.HealthServicer(), probes, self.metrics)
         config = ServeConfig(model="some/model", transport=("nixl",), max_queue_items=8, preprocess_workers=3)
         self.status = Status(config, self.metrics.registry, self.errors, monotonic=clock)

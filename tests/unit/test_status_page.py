@@ -29,7 +29,7 @@ class Site:
         environ: dict[str, Any] = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query}
         environ |= {f"HTTP_{name.upper()}": value for name, value in headers.items()}
         said: list[Any] = []
-        body = b"".join(self._page(environ, lambda *given: said.extend(given)))  # type: ignore[arg-type, return-value]
+        body = b"".join(self._page(environ, lambda *given: said.extend(given)))
         status, given = said
         assert len({name for name, _ in given}) == len(given), "a header is there twice"
         return status, dict(given), body

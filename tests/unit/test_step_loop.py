@@ -1,5 +1,6 @@
 """The step loop: one thread, one outcome for every item, and no fault that ends it."""
 
+import dataclasses
 import gc
 import threading
 import time
@@ -18,7 +19,7 @@ from producer.metrics import Metrics
 from producer.step_loop import StepLoop
 from producer.wire.contract import Reason
 from tests.kit.steps import Done
-from tests.unit.conftest import prepared, sample
+from tests.unit.conftest import key_of, prepared, sample
 
 WAIT_S = 30.0
 """Longer than anything here takes: reaching it means that it never comes."""
@@ -114,6 +115,32 @@ def test_counts_say_what_ran(loop: StepLoop, device: Device, metrics: Metrics) -
     assert (sample(metrics, "step_items_count"), sample(metrics, "step_items_sum")) == (2, 3)
     assert sample(metrics, "queue_seconds_count") == 3
     assert sample(metrics, "stage_seconds_count", stage="encode") == 2
+
+
+def test_an_items_wait_is_that_for_a_process_and_that_for_a_step(loop: StepLoop, metrics: Metrics) -> None:
+    loop.submit(dataclasses.replace(prepared(0), waited_s=1000.0)).result(WAIT_S)
+    assert 1000 <= sample(metrics, "queue_seconds_sum") < 1000 + WAIT_S
+
+
+def test_an_item_that_is_tried_again_has_waited_once(loop: StepLoop, device: Device, metrics: Metrics) -> None:
+    begin_step(loop, device)
+    device.bad_items[key_of(2)] = ValueError("bad")
+    waiting = [loop.submit(prepared(number)) for number in (1, 2, 3)]
+    device.gate.set()
+    for done in waiting:
+        done.exception(WAIT_S)
+    assert len(device.steps) > 2
+    assert sample(metrics, "queue_seconds_count") == 4
+
+
+def test_a_step_without_progress_is_a_metric(loop: StepLoop, device: Device, metrics: Metrics) -> None:
+    assert sample(metrics, "stalled_seconds") == 0
+    begin_step(loop, device)
+    until_s = time.monotonic() + WAIT_S
+    while sample(metrics, "stalled_seconds") < 0.05:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    device.gate.set()
 
 
 # Cancellation

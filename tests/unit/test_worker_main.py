@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from producer import worker_main
+from producer.wire.origin import NOBODY, Origin, current
 from producer.worker_main import MAX_FRAMES, MAX_HEAD_BYTES, Message, MessageError, receive, send
 
 HEAD = {"fields": {}, "frames": [], "error": "", "last": False}
@@ -42,6 +44,32 @@ def test_a_message_arrives_as_it_was_sent(fields: dict[str, Any], frames: list[b
     wire = bytearray()
     send(Message(fields=fields, frames=frames, error=error, last=last), wire.extend)
     assert receive(reader(wire), 256) == Message(fields=fields, frames=frames, error=error, last=last)
+
+
+def test_whom_a_task_is_for_arrives_or_is_nobody() -> None:
+    origin = Origin("id-1", f"00-{'a' * 32}-{'b' * 16}-01")
+    wire = bytearray()
+    send(Message(origin=origin), wire.extend)
+    assert receive(reader(wire), 0).origin == origin
+    for said in (None, 5, [], {"x-request-id": "not sane\n"}):
+        assert receive(reader(packed(HEAD | {"origin": said})), 0).origin == NOBODY
+
+
+def test_an_unforeseen_error_is_said_with_the_id_and_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        worker_main.logger, "error", lambda text, *args: said.append((current().request_id, text % args))
+    )
+
+    def work(request: Message) -> Message:
+        assert current() == request.origin
+        raise RuntimeError("SECRET")
+
+    assert worker_main._do(work, Message(origin=Origin("id-1"))).error == "RuntimeError"
+    ((request_id, text),) = said
+    assert request_id == "id-1"
+    assert text.startswith("a task failed: RuntimeError at test_worker_main.py:")
+    assert "SECRET" not in text
 
 
 def test_arrays_of_any_shape_are_sent_as_their_bytes() -> None:

@@ -118,6 +118,8 @@ $(POD_NAME).{{ include "ec-producer.fullname" . }}-headless.{{ .Release.Namespac
 
 {{- define "ec-producer.producerEnv" -}}
 {{ include "ec-producer.commonEnv" . }}
+- name: GLOO_SOCKET_IFNAME  # or PyTorch's process group of one would listen on the pod's address
+  value: lo
 {{- with .Values.transports.nixl }}
 {{- if .enabled }}
 - name: UCX_TCP_PORT_RANGE

@@ -1,5 +1,6 @@
 """Encoder steps: what is replayed and what is not, how it is counted, and what becomes of an embedding that is bad."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -309,3 +310,24 @@ def test_what_one_item_leaves_behind_reaches_no_other(one: Engine) -> None:
     items = [one.rows(rows, seed=rows) for rows in (16, 90)]
     assert same(steps.run(items[0]) + steps.run(items[1]), alone(one, items))
     assert steps.misses() == {}
+
+
+# Waiting for a slot
+
+
+def test_what_a_step_waits_for_its_slot_is_observed(one: Engine) -> None:
+    class Read:
+        """The device is slow to read what the slot held before."""
+
+        def record(self) -> None: ...
+        def synchronize(self) -> None:
+            time.sleep(0.05)
+
+    steps = Steps(one)
+    steps.run(one.sample())
+    assert sample(steps.metrics, "slot_wait_seconds_sum") < 0.05
+    for slot in steps.runner._ring._slots:
+        slot.event = Read()
+    steps.run(one.sample())
+    assert sample(steps.metrics, "slot_wait_seconds_count") == 2
+    assert sample(steps.metrics, "slot_wait_seconds_sum") >= 0.05

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
+from prometheus_client import REGISTRY
 
 from consumer_shim import client, retries
 from consumer_shim.client import AsyncProducer, Lease, Producer, ProducerError
@@ -21,6 +22,7 @@ from producer.wire.contract import ERROR_DOMAIN, WIRE_VERSION
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer, add_EncoderCacheServicer_to_server
 from tests.kit.ports import free_port
+from tests.kit.samples import total
 from tests.unit.conftest import Clock
 
 BOUND_S = 20.0
@@ -507,3 +509,29 @@ def test_an_answer_of_another_length(producer: Producer, script: ScriptedProduce
         encode(producer.address, FILES[:2], BOUND_S)
     assert failed.value.code is grpc.StatusCode.INTERNAL
     assert len(script.requests) == 1
+
+
+# Counts
+
+
+def encodes(code: str) -> float:
+    return total(REGISTRY, "shim_encodes_total", code=code)
+
+
+def test_each_call_is_counted_by_its_end(script: ScriptedProducer, producer: Producer) -> None:
+    ok, refused, seconds = encodes("OK"), encodes("FAILED_PRECONDITION"), total(REGISTRY, "shim_encode_seconds_count")
+    producer.encode([ITEM] * 3, BOUND_S)
+    script.refuse("Encode", code=grpc.StatusCode.FAILED_PRECONDITION, reason="FINGERPRINT_MISMATCH", message="no")
+    with pytest.raises(ProducerError):
+        producer.encode([ITEM], BOUND_S)
+    assert (encodes("OK"), encodes("FAILED_PRECONDITION")) == (ok + 1, refused + 1)
+    assert total(REGISTRY, "shim_encode_seconds_count") == seconds + 2
+
+
+async def test_a_call_that_is_cancelled_is_counted(script: ScriptedProducer, producer: Producer) -> None:
+    script.hang("Encode")
+    before, client = encodes("CANCELLED"), AsyncProducer(producer.address)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(client.encode([ITEM], BOUND_S), 0.2)
+    await client.close()
+    assert encodes("CANCELLED") == before + 1

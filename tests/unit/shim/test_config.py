@@ -37,6 +37,8 @@ def test_everything_can_be_set() -> None:
         "tls_server_name": "encoder.example",
         "token_file": "/etc/token",
         "fingerprint": "0123456789abcdef" * 4,
+        "otlp_traces_endpoint": "https://collector:4317",
+        "trace_sample_ratio": 0.5,
     }
     config = ShimConfig.from_extra_config(settings)
     assert dataclasses.asdict(config) == settings | {"producers": tuple(settings["producers"])}  # type: ignore[arg-type]
@@ -129,3 +131,14 @@ def test_how_producers_are_reached() -> None:
 def test_a_port_that_cannot_be(address: str) -> None:
     with pytest.raises(ValueError, match="expected host:port"):
         ShimConfig.from_extra_config({"producers": [address]})
+
+
+def test_tracing_is_off_by_default_and_checked() -> None:
+    config = ShimConfig.from_extra_config(PRODUCERS)
+    assert (config.otlp_traces_endpoint, config.trace_sample_ratio) == ("", 1.0)
+    settings = {"otlp_traces_endpoint": "http://collector:4317", "trace_sample_ratio": 0}
+    assert ShimConfig.from_extra_config(PRODUCERS | settings).trace_sample_ratio == 0
+    with pytest.raises(ValueError, match="otlp_traces_endpoint is 'collector'; expected '' or host:port"):
+        ShimConfig.from_extra_config(PRODUCERS | {"otlp_traces_endpoint": "collector"})
+    with pytest.raises(ValueError, match="trace_sample_ratio is 2; allowed are 0 to 1"):
+        ShimConfig.from_extra_config(PRODUCERS | {"trace_sample_ratio": 2})

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from prometheus_client import REGISTRY
 
 import consumer_shim.fetch  # noqa: F401 – here, since it imports vLLM for long, which is no part of any test
 from consumer_shim import budget, endpoints, retries
@@ -28,6 +29,7 @@ from producer.wire.contract import ERROR_DOMAIN, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer, add_EncoderCacheServicer_to_server
 from tests.kit.ports import free_port
+from tests.kit.samples import total
 from tests.unit.shim.conftest import FileServer, eventually
 
 BOUND_S = 20.0
@@ -1132,10 +1134,12 @@ async def test_a_failure_gets_its_reason(stack: Stack, encoder: Encoder, message
 async def test_a_lost_embedding_is_encoded_again(
     stack: Stack, encoder: Encoder, messages: list[Message], lost: Failure
 ) -> None:
+    before = total(REGISTRY, "shim_reencodes_total")
     stack.app.then = response(200, ROLE, WORD, DONE, b"")
     client = await answer(stack, messages, {LEASE: lost}, chat(b"one"))
     assert client.messages == stack.app.then
     assert encoder.items == [b"one", b"one"]
+    assert total(REGISTRY, "shim_reencodes_total") == before + 1
     assert int(stack.app.headers[b"content-length"]) == len(stack.app.body)
 
 
@@ -1159,9 +1163,11 @@ async def test_a_lost_embedding_is_not_encoded_again_on_an_empty_budget(
 
 async def test_after_the_first_word_nothing_is_begun_again(stack: Stack, encoder: Encoder) -> None:
     messages = response(200, ROLE, WORD, FAILED, DONE, b"")
+    before = total(REGISTRY, "shim_reencodes_total")
     client = await answer(stack, messages, {LEASE: GONE}, chat(b"one"))
     assert client.messages == messages
     assert encoder.items == [b"one"]
+    assert total(REGISTRY, "shim_reencodes_total") == before
 
 
 @pytest.mark.parametrize(

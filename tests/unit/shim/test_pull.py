@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from consumer_shim.client import Lease, Producer, ProducerError
-from consumer_shim.pull import Failure, Pull, Puller, PullState
+from consumer_shim.metrics import OUTCOMES
+from consumer_shim.pull import Ended, Failure, Pull, Puller, PullState
 from consumer_shim.tickets import PullTicket
 from producer.memory.block_store import BlockState, BlockStore
 from producer.memory.region import SharedRegion
@@ -141,7 +142,10 @@ class Setting:
         self.producer = FakeProducer()
         self.reader = FakeReader(region)
         self.store = BlockStore(region.num_bytes)
-        self.puller = Puller(region, self.store, self.find_producer, self.find_reader)
+        self.ended: list[Ended] = []
+        self.puller = Puller(
+            region, self.store, self.find_producer, self.find_reader, on_end=lambda ended: self.ended.append(ended)
+        )
         self.no_reader: Exception | None = None
 
     def find_producer(self, address: str) -> Producer:
@@ -217,6 +221,9 @@ def test_what_is_whole_is_committed_and_its_lease_released(setting: Setting) -> 
     assert pull.block.state is BlockState.READY
     assert setting.store.lookup(TICKET.key) is pull.block
     assert setting.producer.released == ["lease"]
+    (ended,) = setting.ended
+    assert ended == Ended("ok", "fake", ended.seconds, TICKET.shape.block_bytes)
+    assert ended.seconds > 0
 
 
 def test_it_asks_as_its_ticket_says(setting: Setting) -> None:
@@ -303,6 +310,16 @@ def test_what_fails_for_good_frees_its_block(
     assert pull.block.state is BlockState.FREED
     assert setting.store.used_bytes == 0
     assert setting.producer.released == ([] if state is ACQUIRING else ["lease"])
+    outcome = {504: "timed_out", 502: "not_the_embedding"}.get(http_status)
+    outcome = outcome or ("refused" if state is ACQUIRING else "unreadable")
+    assert setting.ended == [Ended(outcome, "none" if setting.no_reader else "fake", 0.0, 0)]
+    assert outcome in OUTCOMES
+
+
+def test_a_pull_that_fails_by_our_own_mistake_has_failed(setting: Setting) -> None:
+    setting.reader.write = raises(KeyError())
+    assert setting.pull().failure == Failure(500, "pulling the embedding failed: KeyError")
+    assert setting.ended == [Ended("failed", "fake", 0.0, 0)]
 
 
 def test_without_time_nobody_is_asked(setting: Setting) -> None:

@@ -1,5 +1,6 @@
 """Spans: what arrives at a collector, what does not, and that one that is down holds nobody up."""
 
+import random
 import socket
 import subprocess
 import sys
@@ -132,6 +133,19 @@ def test_a_collector_that_is_down_holds_nobody_up(down: str) -> None:
         since_s = time.monotonic()
         traced.close()
         assert time.monotonic() - since_s < tracing._CLOSE_S + 5.0
+
+
+def test_ids_do_not_repeat_where_python_is_seeded(collector: Collector, traced: Tracing) -> None:
+    """As vLLM does in each of its processes."""
+    state = random.getstate()
+    for _ in range(2):
+        random.seed(0)
+        with traced.span("one"):
+            pass
+    random.setstate(state)
+    traced.close()
+    assert len({one.trace_id for one in collector.spans}) == 2
+    assert len({one.span_id for one in collector.spans}) == 2
 
 
 def test_closing_twice_is_closing_once(traced: Tracing) -> None:
