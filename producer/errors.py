@@ -16,6 +16,8 @@ ValueError
     └── MemoryPlanError   it does not fit into the device's memory
 """
 
+import re
+
 import grpc
 
 from producer.wire.contract import Reason
@@ -93,3 +95,13 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
     InternalError: grpc.StatusCode.INTERNAL,
 }
 """The one table from error to gRPC status."""
+
+_COUNT = re.compile(r"\d+ validation errors? for \w+")
+
+
+def first_sentence(error: BaseException) -> str:
+    """What an error of a library says on its first line that says something: pydantic's only counts what follows."""
+    told = error.__cause__ if _COUNT.search(str(error)) and error.__cause__ else error
+    lines = [line.strip() for line in str(told).splitlines() if line.strip() and not _COUNT.match(line)]
+    useful = next((line for line in lines if " " in line), *(lines[:1] or [type(error).__name__]))
+    return useful.partition(" [type=")[0].removeprefix("Value error, ")[:1000]

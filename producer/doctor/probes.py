@@ -7,14 +7,13 @@ import ctypes
 import importlib
 import json
 import os
-import re
 import sys
 from typing import Any
 
+from producer.errors import first_sentence
 from producer.memory.region import SharedRegion
 
 _MARK = b"ec-producer"
-_COUNT = re.compile(r"\d+ validation errors? for \w+")
 
 
 def driver() -> dict[str, Any]:
@@ -94,14 +93,6 @@ def model(settings: dict[str, Any]) -> dict[str, Any]:
 _PROBES = {probe.__name__: probe for probe in (driver, torch, vllm, modules, transport, region, model)}
 
 
-def _sentence(error: BaseException) -> str:
-    """What an error says on its first line that says something: pydantic's first one only counts what follows."""
-    told = error.__cause__ if _COUNT.search(str(error)) and error.__cause__ else error
-    lines = [line.strip() for line in str(told).splitlines() if line.strip() and not _COUNT.match(line)]
-    useful = next((line for line in lines if " " in line), *(lines[:1] or [type(error).__name__]))
-    return useful.partition(" [type=")[0].removeprefix("Value error, ")[:1000]
-
-
 def main() -> None:
     writing = int(sys.argv[1])
     os.set_inheritable(writing, False)
@@ -109,7 +100,7 @@ def main() -> None:
     try:
         answer = {"value": _PROBES[name](*arguments)}
     except Exception as error:  # whatever it is, it is the answer
-        answer = {"error": _sentence(error)}
+        answer = {"error": first_sentence(error)}
     os.write(writing, json.dumps(answer).encode())
     os._exit(0)  # libraries that hang or crash at their end have answered
 

@@ -29,7 +29,7 @@ from vllm.v1.serial_utils import MsgpackDecoder
 
 from producer import __version__
 from producer.core import ModelInfo
-from producer.errors import UnsupportedModelError
+from producer.errors import UnsupportedModelError, first_sentence
 from producer.runner.fingerprint import fingerprint
 from producer.runner.graphs import EncoderGraphs
 from producer.runner.recorder import Recorder
@@ -86,7 +86,7 @@ class VllmEncoder:
                 seed=0,
             ).create_engine_config()
         except (ValueError, OSError, RuntimeError) as error:
-            raise UnsupportedModelError(f"model {model}: {_first_line(error)}") from error
+            raise UnsupportedModelError(f"model {model}: {first_sentence(error)}") from error
         self.model_config = self._config.model_config
         self.forms = self._choose_forms(modalities)
         self.device = torch.device("cpu" if current_platform.is_cpu() else f"{current_platform.device_type}:0")
@@ -118,7 +118,7 @@ class VllmEncoder:
             self._fuse()
             digest = fingerprint(self._folder(), self._is_encoder_weight, self._fingerprint_settings())
         except (ValueError, OSError, RuntimeError, KeyError) as error:
-            raise UnsupportedModelError(f"model {self._model_name}: {_first_line(error)}") from error
+            raise UnsupportedModelError(f"model {self._model_name}: {first_sentence(error)}") from error
         return ModelInfo(
             model=self._model_name,
             fingerprint=digest,
@@ -181,7 +181,7 @@ class VllmEncoder:
         try:
             forms, reasons = choose_forms(self.model_config, wanted)
         except (ValueError, ImportError) as error:
-            raise UnsupportedModelError(f"model {known_as}: {_first_line(error)}") from error
+            raise UnsupportedModelError(f"model {known_as}: {first_sentence(error)}") from error
         said = [f"no {name}: {' '.join(reason.split())[:300]}" for name, reason in reasons.items()]
         if not forms:
             raise UnsupportedModelError(f"model {known_as} cannot be served to an LLM-only vLLM; {'; '.join(said)}")
@@ -248,7 +248,3 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -20,9 +20,10 @@ import helm_python as helm
 from tests.chart.generate import CHART, generated
 from tests.chart.invariants import findings, restricted
 from tests.chart.machine import Container, end, on_this_machine
-from tests.chart.rendering import CASES, Manifest, Values, name_of, of_kind, pods, render, values_of
+from tests.chart.rendering import CASES, Manifest, Values, expand, name_of, of_kind, pods, render, values_of
 from tests.kit.checkpoints import cached_checkpoint
 from tests.kit.leftovers import leftovers, snapshot
+from tests.kit.servers import HOST
 from tests.kit.stack import Stack
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -44,7 +45,7 @@ class Row:
         self.cells[cell] = "BROKEN" if said else good
 
 
-CELLS = ("lint", "manifests", "security", "start", "probes", "ports", "end", "replaced here")
+CELLS = ("lint", "manifests", "security", "vLLM's flags", "start", "probes", "ports", "end", "replaced here")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,6 +79,8 @@ def check(name: str, *, with_service: bool) -> Row:
     row.tell("manifests", findings(manifests), str(len(manifests)))
     open_doors: Iterable[str] = [] if values.get("rdma", {}).get("ipcLock") else _not_restricted(manifests)
     row.tell("security", open_doors, "by choice" if values.get("rdma", {}).get("ipcLock") else "restricted")
+    if values.get("consumer", {}).get("enabled"):
+        row.tell("vLLM's flags", consumer_flags(manifests))
     if with_service:
         with tempfile.TemporaryDirectory(prefix="ec-chart-") as folder:
             serve(row, manifests, Path(folder))
@@ -94,6 +97,22 @@ def lint(values: Values) -> Iterator[str]:
 def _not_restricted(manifests: list[Manifest]) -> Iterator[str]:
     for owner, pod in pods(manifests):
         yield from (f"{owner}: {one}" for one in restricted(pod))
+
+
+def consumer_flags(manifests: list[Manifest]) -> Iterator[str]:
+    """What vLLM's own parser says of the consumer's command line, which is not started: it takes gigabytes."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    template = of_kind(manifests, "Deployment", "-consumer")["spec"]["template"]
+    words = [expand(word, {"POD_IP": HOST}) for word in template["spec"]["containers"][0]["args"]]
+    try:
+        options = make_arg_parser(FlexibleArgumentParser()).parse_args(words[1:])
+    except SystemExit:
+        yield "vLLM does not take them; what it says is above"
+        return
+    if not options.ec_transfer_config.ec_connector_extra_config["producers"]:
+        yield "no producers"
 
 
 def serve(row: Row, manifests: list[Manifest], folder: Path) -> None:

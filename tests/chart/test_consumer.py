@@ -14,6 +14,7 @@ from tests.chart.rendering import (
     expand,
     flags,
     merged,
+    notes,
     of_kind,
     pods,
     render,
@@ -124,6 +125,13 @@ def test_the_same_model_by_the_same_way() -> None:
     spec = of_kind(manifests, "Deployment", "-consumer")["spec"]["template"]["spec"]
     assert spec["initContainers"][0]["image"] == values["model"]["init"]["image"]
     assert environment_of(spec["containers"][0])["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("missing", ["tlsCaSecret", "tlsSecret", "tokenSecret"])
+def test_helms_test_is_left_out_where_it_could_not_get_in(missing: str) -> None:
+    values = with_least(merged(TLS, {"consumer": {missing: ""}}))
+    assert not any(name.endswith("-test") for name, _ in pods(render(values)))
+    assert "test demo" not in notes(values)
 
 
 @pytest.mark.parametrize("values", [{}, TLS])

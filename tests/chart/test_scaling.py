@@ -128,7 +128,7 @@ def test_keda_asks_prometheus() -> None:
     manifests = render(scaled("keda", keda=keda))
     found = of_kind(manifests, "ScaledObject")["spec"]
     (trigger,) = found["triggers"]
-    assert (trigger["type"], trigger["metricType"]) == ("prometheus", "Value")
+    assert (trigger["type"], trigger["metricType"]) == ("prometheus", "AverageValue")
     assert trigger["metadata"]["threshold"] == "0.2"
     assert trigger["metadata"]["serverAddress"] == "http://p:9090"
     assert trigger["authenticationRef"] == {"name": "auth"}
@@ -194,7 +194,7 @@ def _unit_test(record: str) -> dict[str, Any]:
                     {
                         "expr": "round(asked_by_keda, 0.001)",
                         "eval_time": "4m",
-                        "exp_samples": [{"labels": "{}", "value": 0.14}],
+                        "exp_samples": [{"labels": "{}", "value": 0.28}],
                     },
                 ],
             }

@@ -22,6 +22,13 @@ MARGINS = {"timeseries": (0.026, 0.006, 2.0, 1.4), "row": (0.006, 0, 0, 0)}
 WORDS = (0.026, 0.006, 1.6, 0.4)
 """The same of panels without axes."""
 INK, FAINT, GOOD, BAD = "#24292f", "#8c959f", "#1a7f37", "#cf222e"
+STYLE: Any = {
+    "font.size": 7,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.5,
+    **{f"{axis}tick.{what}": value for axis in "xy" for what, value in (("color", FAINT), ("major.size", 2))},
+}
 UNITS = {"s": ("s", 1), "bytes": ("MiB", 1 / (1 << 20)), "Bps": ("KiB/s", 1 / (1 << 10)), "percentunit": ("%", 100)}
 """What a unit of Grafana's is called on an axis, and what values are multiplied with."""
 PER_SECOND = ("cps", "reqps")
@@ -40,14 +47,7 @@ def draw(prometheus: Prometheus, instances: str, start_s: float, end_s: float, f
 
     panels = json.loads(DASHBOARD.read_text())["panels"]
     num_lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-    style: Json = {
-        "font.size": 7,
-        "text.color": INK,
-        "axes.edgecolor": FAINT,
-        "axes.linewidth": 0.5,
-        "xtick.color": FAINT,
-    }
-    with matplotlib.rc_context({**style, "ytick.color": FAINT, "xtick.major.size": 2, "ytick.major.size": 2}):
+    with matplotlib.rc_context(STYLE):
         figure = pyplot.figure(figsize=(WIDTH, LINE * num_lines), dpi=DPI)
         for panel in panels:
             margins = MARGINS.get(panel["type"], WORDS)
