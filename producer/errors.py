@@ -103,5 +103,6 @@ def first_sentence(error: BaseException) -> str:
     """What an error of a library says on its first line that says something: pydantic's only counts what follows."""
     told = error.__cause__ if _COUNT.search(str(error)) and error.__cause__ else error
     lines = [line.strip() for line in str(told).splitlines() if line.strip() and not _COUNT.match(line)]
-    useful = next((line for line in lines if " " in line), *(lines[:1] or [type(error).__name__]))
-    return useful.partition(" [type=")[0].removeprefix("Value error, ")[:1000]
+    place = next((place for place, line in enumerate(lines) if " " in line), 0)
+    said = (lines or [type(error).__name__])[place].partition(" [type=")[0].removeprefix("Value error, ")
+    return ": ".join([*lines[:place][-1:], said])[:1000]  # what stands before it is the field

@@ -17,14 +17,14 @@ QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
 ADDRESSES = {"POD_IP": "10.0.0.7", "POD_NAME": "demo-0"}
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), phases=QUICKLY)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), phases=QUICKLY)
 @given(values())
 def test_what_is_rendered_is_valid(made: Values) -> None:
     if not is_refused(with_least(made)):
         assert list(findings(render(with_least(made)))) == []
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), phases=QUICKLY)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), phases=QUICKLY)
 @given(made_from(SCHEMA["properties"]["config"], ".config"))
 def test_the_service_gets_the_settings_that_were_given(made: dict[str, Any]) -> None:
     made = {"pool-bytes": "1GiB", "max-queue-bytes": "1GiB"} | {

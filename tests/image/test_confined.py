@@ -36,8 +36,10 @@ class Confined:
 
     def can_write(self, folder: str | Path) -> bool:
         """Whether its user, and even root inside its mounts, could leave a file in `folder`."""
-        touch = ["nsenter", "--mount", "--target", str(self.server.pid), "touch", f"{folder}/ec-image-probe"]
-        return subprocess.run(touch, capture_output=True).returncode == 0
+        probe = f"{folder}/ec-image-probe"
+        inside = ["nsenter", "--mount", "--target", str(self.server.pid)]
+        done = subprocess.run([*inside, "sh", "-c", f"touch {probe} && rm {probe}"], capture_output=True)
+        return done.returncode == 0
 
 
 @pytest.fixture(scope="module")

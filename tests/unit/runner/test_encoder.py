@@ -62,7 +62,7 @@ def test_a_model_of_which_nothing_can_be_served_is_named_with_the_reasons() -> N
         ({"media_io_kwargs": {"video": {"num_frames": 0}}}, "video.num_frames is 0; a video needs a bound"),
         ({"media_io_kwargs": {"image": {"rgba_background_color": [1]}}}, "rgba_background_color must be"),
         ({"media_io_kwargs": {"audio": {"audio_backend": "x"}}}, "Unknown audio_backend 'x'"),
-        ({"media_io_kwargs": {"video": 5}}, "validation error"),
+        ({"media_io_kwargs": {"video": 5}}, "media_io_kwargs.video: Input should be a valid dictionary"),
     ],
     ids=str,
 )
