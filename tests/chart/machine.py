@@ -75,7 +75,7 @@ class Container:
         """Asks as the kubelet would: no TLS, no client certificate, no token. "" for success, else why not."""
         probe = self.manifest[kind]
         if "grpc" in probe:
-            return _ask_grpc(self.ports[probe["grpc"]["port"]], probe["grpc"]["service"])
+            return ask_grpc(self.ports[probe["grpc"]["port"]], probe["grpc"]["service"])
         names = {port["name"]: port["containerPort"] for port in self.manifest["ports"]}
         return _ask_http(self.ports[names[probe["httpGet"]["port"]]], probe["httpGet"]["path"])
 
@@ -175,7 +175,8 @@ def _moved(text: str, places: Mapping[str, str]) -> str:
     return text
 
 
-def _ask_grpc(port: int, service: str) -> str:
+def ask_grpc(port: int, service: str) -> str:
+    """As the kubelet's gRPC probe: "" where the service of that name is healthy, else what came instead."""
     request = b"\x0a" + bytes([len(service)]) + service.encode()  # HealthCheckRequest{service}
     with grpc.insecure_channel(f"{HOST}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         check: Any = channel.unary_unary(HEALTH_METHOD)

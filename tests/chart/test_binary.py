@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from producer.wire.contract import SERVICE_NAME
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub
-from tests.chart.machine import TOKEN, Container, end, on_this_machine
+from tests.chart.machine import TOKEN, Container, ask_grpc, end, on_this_machine
 from tests.chart.rendering import merged, of_kind, render, values_of
 from tests.kit.checkpoints import cached_checkpoint
 from tests.kit.processes import Service
@@ -48,9 +49,18 @@ def test_probes_succeed_once_it_serves(running: dict[str, tuple[Service, Contain
     service, container = running[name]
     service.wait_ready()
     assert {kind: container.probe(kind) for kind in PROBES} == dict.fromkeys(PROBES, "")
-    wrong = container.manifest["readinessProbe"]
-    if "grpc" in wrong:
-        assert wrong["grpc"]["service"], "the default would not show whether the name is right"
+
+
+def test_a_probe_of_another_name_would_fail(running: dict[str, tuple[Service, Container]]) -> None:
+    service, container = running["mooncake"]
+    service.wait_ready()
+    assert ask_grpc(container.ports[50051], "ec_producer.v1.EncoderCach") == "NOT_FOUND"
+
+
+def test_a_grpc_probe_would_fail_with_tls(running: dict[str, tuple[Service, Container]]) -> None:
+    service, container = running["tls"]
+    service.wait_ready()
+    assert ask_grpc(container.ports[50051], SERVICE_NAME) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 @pytest.mark.parametrize("name", NAMES)

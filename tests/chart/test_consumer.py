@@ -61,6 +61,11 @@ def test_it_loads_no_encoder_and_asks_the_release() -> None:
     assert shim().producers == ("demo-ec-producer.serving.svc:50051",)
 
 
+def test_notes_say_where_it_is() -> None:
+    assert "http://demo-ec-producer-consumer.serving.svc:8000/v1" in notes(values_of("consumer"))
+    assert "OpenAI" not in notes(with_least({}))
+
+
 def test_each_replica_has_its_address() -> None:
     stateful = {"workload": {"kind": "StatefulSet", "replicas": 2}}
     name = "demo-ec-producer"
