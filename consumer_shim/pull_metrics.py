@@ -24,8 +24,8 @@ class PullStats(ECConnectorStats):
 
     @classmethod
     def of(cls, data: dict[str, Any] | None) -> "PullStats":
-        """A copy, since vLLM gives the same data to several that add to theirs."""
-        return cls({"pulls": list(data["pulls"]) if data else []})
+        """With a dict of its own, since vLLM gives the same data to several loggers and one adds to its."""
+        return cls({"pulls": data["pulls"] if data else []})
 
     @classmethod
     def take(cls, ended: "deque[Ended]") -> "PullStats | None":

@@ -33,8 +33,12 @@ LOADERS = {
     "runpy.run_path",
     "pandas.read_pickle",
 }
-BY_NAME = {"producer/transport/agent_main.py", "producer/transport/registry.py", "producer/transport/nixl.py"} | {
-    "producer/transport/mooncake.py"
+BY_NAME = {
+    "producer/doctor/probes.py",
+    "producer/transport/agent_main.py",
+    "producer/transport/mooncake.py",
+    "producer/transport/nixl.py",
+    "producer/transport/registry.py",
 }
 """They import a module by a name that is in a table of theirs, or that their parent process gave them."""
 
