@@ -15,7 +15,8 @@ from pathlib import Path
 import yaml
 
 from producer.config import ServeConfig
-from tests.chart.values_schema import OWNED, build, flag_name
+from tests.chart.flags import OWNED, flag_name
+from tests.chart.values_schema import build
 
 CHART = Path(__file__).parents[2] / "helm" / "ec-producer"
 _FIRST, _MORE, _DEFAULT = "# -- ", "# ", "# @default -- "

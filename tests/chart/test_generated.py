@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from producer.config import ServeConfig
+from tests.chart.flags import OWNED, flag_name
 from tests.chart.generate import CHART, CommentError, generated, rows
-from tests.chart.values_schema import OWNED, flag_name
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -1,41 +1,11 @@
 """values.schema.json as it must be: the chart's own structure, the flags of `ec-producer serve`, Kubernetes' types."""
 
-import dataclasses
-from typing import Any
-
-from consumer_shim.config import TRANSPORTS, ShimConfig
-from producer.config import ServeConfig
 from producer.transport.registry import MOONCAKE_PROTOCOLS
 from tests.chart.crds import RELABELING
+from tests.chart.flags import config_schema, drain_schema, shim_schema
 from tests.chart.kubernetes import definitions
+from tests.chart.schema_words import FLAG, TEXTS, Schema, closed, many, number, one_of, text, whole
 
-Schema = dict[str, Any]
-
-OWNED = {
-    "model": "`model.name`, `model.path`",
-    "listen": "`ports.grpc`, `ipv6`",
-    "metrics_listen": "`ports.metrics`, `ipv6`",
-    "advertise": "`advertiseHost`",
-    "tls_cert": "`tls.enabled`, `tls.secret`",
-    "tls_key": "`tls.enabled`, `tls.secret`",
-    "tls_client_ca": "`tls.clientCaSecret`",
-    "token_file": "`tokens.secret`",
-    "transport": "`transports.nixl.enabled`, `transports.mooncake.enabled`",
-    "nixl_devices": "`transports.nixl.devices`",
-    "mooncake_host": "always the pod's address",
-    "mooncake_protocol": "`transports.mooncake.protocol`",
-    "revision": "`model.revision`",
-    "trust_remote_code": "`model.trustRemoteCode`",
-    "publish_files": "`files.claim`",
-    "drain_s": "`drain.deadlineSeconds`",
-}
-"""Settings that are not in `config`, and the values that decide them."""
-SHIM_OWNED = ("producers", "mooncake_host", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file")
-"""Settings of the shim that the chart decides."""
-
-_FLAG_PATTERNS = {"otlp_traces_endpoint": r"^((https?://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?$"}
-"""What a flag of text takes, where that is known."""
-_SIZE = r"^[0-9]{1,20}(\.[0-9]{1,20})? ?(KiB|MiB|GiB|TiB|)$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _IMAGE = r"^([a-z0-9][a-z0-9._/:-]*[a-z0-9])?$"
 _TAG = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$"
@@ -51,34 +21,9 @@ _FOLDER = "^([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?$"
 _PATH = "^(/[A-Za-z0-9._-]+)+$"
 
 
-def closed(**properties: Schema) -> Schema:
-    """An object of these properties and no others."""
-    return {"type": "object", "additionalProperties": False, "properties": properties}
-
-
-def text(pattern: str = "") -> Schema:
-    return {"type": "string"} | ({"pattern": pattern} if pattern else {})
-
-
 def tag() -> Schema:
     """Of an image; Go's patterns cannot say 'not'."""
     return {**text(_TAG), "not": {"const": "latest"}}
-
-
-def whole(low: int, high: int) -> Schema:
-    return {"type": "integer", "minimum": low, "maximum": high}
-
-
-def number(low: float, high: float) -> Schema:
-    return {"type": "number", "minimum": low, "maximum": high}
-
-
-def one_of(*values: str) -> Schema:
-    return {"enum": list(values)}
-
-
-def many(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
 
 
 def kind(name: str) -> Schema:
@@ -96,7 +41,6 @@ def build() -> Schema:
     }
 
 
-FLAG, TEXTS = {"type": "boolean"}, {"type": "object", "additionalProperties": {"type": "string"}}
 WORDS, QUANTITY, NAME = many(text()), text(_QUANTITY), text(_NAME)
 _SECONDS = whole(1, 86400)
 _KUBERNETES = [
@@ -112,61 +56,6 @@ _KUBERNETES = [
     *("NetworkPolicyEgressRule", "NetworkPolicyPeer", "PodSecurityContext", "ResourceRequirements", "SecurityContext"),
     *("Toleration", "TopologySpreadConstraint", "Volume", "VolumeMount"),
 ]
-
-
-def flag_name(setting: str) -> str:
-    """Of a field of ServeConfig."""
-    return setting.replace("_", "-")
-
-
-def _flag(field: "dataclasses.Field[Any]") -> Schema:
-    """What `config` takes for a setting."""
-    meta = field.metadata
-    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[operator]
-    found: Schema = {"description": meta["help"]}
-    if isinstance(default, bool):
-        return found | FLAG
-    if isinstance(default, dict):
-        return found | {"type": "object"}
-    if meta["choices"]:
-        return found | one_of(*meta["choices"])
-    if meta["size"]:
-        return found | {
-            "type": ["string", "integer"],
-            "pattern": _SIZE,
-            "minimum": meta["low"],
-            "maximum": meta["high"],
-        }
-    if isinstance(default, int):
-        return found | whole(int(meta["low"]), int(meta["high"]))
-    pattern = _FLAG_PATTERNS.get(field.name, "")
-    return found | (number(meta["low"], meta["high"]) if isinstance(default, float) else text(pattern))
-
-
-def _config() -> Schema:
-    fields = (field for field in dataclasses.fields(ServeConfig) if field.name not in OWNED)
-    return closed(**{flag_name(field.name): _flag(field) for field in fields})
-
-
-def _drain() -> Schema:
-    meta = next(field.metadata for field in dataclasses.fields(ServeConfig) if field.name == "drain_s")
-    return number(meta["low"], meta["high"])
-
-
-def _shim() -> Schema:
-    found: dict[str, Schema] = {}
-    for field in dataclasses.fields(ShimConfig):
-        if field.name in SHIM_OWNED:
-            continue
-        meta, default = field.metadata, field.default
-        if meta:
-            found[field.name] = (whole if isinstance(default, int) else number)(meta["low"], meta["high"])
-        else:
-            found[field.name] = text()
-    found["transport"] = one_of(*TRANSPORTS)
-    found["mooncake_protocol"] = one_of(*MOONCAKE_PROTOCOLS)
-    found["fingerprint"] = text("^([0-9a-f]{64})?$")
-    return closed(**found)
 
 
 def _service() -> dict[str, Schema]:
@@ -202,12 +91,12 @@ def _service() -> dict[str, Schema]:
             pvc=closed(claim=NAME, subPath=text(_FOLDER)),
             init=init,
         ),
-        "config": _config(),
+        "config": config_schema(),
         "extraArgs": WORDS,
         "ports": closed(grpc=whole(1024, 65535), metrics=whole(1024, 65535)),
         "ipv6": FLAG,
         "advertiseHost": text(r"^[^\s:/]*$"),
-        "drain": closed(preStopSeconds=whole(0, 300), deadlineSeconds=_drain()),
+        "drain": closed(preStopSeconds=whole(0, 300), deadlineSeconds=drain_schema()),
         "tls": closed(enabled=FLAG, secret=NAME, clientCaSecret=NAME),
         "tokens": closed(secret=NAME, key=text(_KEY)),
         "gpu": closed(enabled=FLAG, resource=text(_RESOURCE)),
@@ -334,7 +223,7 @@ def _consumer() -> Schema:
         image=closed(repository=text(_IMAGE), tag=tag(), digest=text(_DIGEST)),
         servedModelName=text(),
         limitMmPerPrompt=closed(image=whole(0, 0), video=whole(0, 0), audio=whole(0, 0)),
-        shim=_shim(),
+        shim=shim_schema(),
         tlsCaSecret=NAME,
         tlsSecret=NAME,
         tlsServerName=text(),

@@ -101,5 +101,5 @@ def test_a_frozen_one_and_a_stopped_one_are_not_healthy(confined: Confined) -> N
         os.kill(confined.server.pid, signal.SIGCONT)
     ending = confined.server.stop()
     assert ending
-    assert (ending.code, ending.killed) == (0, ())
+    assert ending.code == 0
     assert step("healthcheck.py", confined.healthz).returncode == 1
