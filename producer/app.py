@@ -30,7 +30,6 @@ from producer.metrics import Metrics
 from producer.preprocess import Preprocessor
 from producer.publisher import Publisher
 from producer.recent_errors import RecentErrors
-from producer.request_counter import RequestCounter
 from producer.server import Servicer
 from producer.status import Status
 from producer.status_page import StatusPage
@@ -106,8 +105,7 @@ def _listen(config: ServeConfig, metrics: Metrics, tracing: Tracing | None = Non
     credentials = security.server_credentials(config.tls_cert, config.tls_key, config.tls_client_ca)
     server = grpc.aio.server(
         interceptors=[
-            RequestCounter(metrics),
-            CallRecorder(tracing),
+            CallRecorder(metrics, tracing),
             *([security.TokenInterceptor(config.token_file)] if config.token_file else ()),
         ],
         options=[

@@ -1,9 +1,10 @@
-"""What each gRPC call leaves behind: its request's id in the trailing metadata, a line in the log, a span.
+"""What each gRPC call leaves behind: a count, its request's id in the trailing metadata, a line in the log, a span.
 
 A call that fails, or has an item that does, is worth a line at info; one in which all went well, at debug. The reason
 is in it, not the sentence for the client, which may quote what the client sent.
 """
 
+import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,7 +16,7 @@ import grpc
 
 from producer import call_notes
 from producer.call_notes import CallNotes
-from producer.request_counter import code_of
+from producer.metrics import METHODS, OTHER, Metrics
 from producer.security import client_of
 from producer.wire.contract import SERVICE_NAME
 from producer.wire.origin import REQUEST_ID_HEADER, Origin, set_current
@@ -23,15 +24,20 @@ from producer.wire.tracing import Span, Tracing
 
 logger = logging.getLogger(__name__)
 
-_OURS = f"/{SERVICE_NAME}/"
+_NAMES = {f"/{SERVICE_NAME}/{name}": name for name in METHODS if name != OTHER}
+_CODES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 _OK = grpc.StatusCode.OK.name
 _MOST_HANDLERS = 64
 
 
 class CallRecorder(grpc.aio.ServerInterceptor):
-    """Goes before the interceptors whose refusals are to be recorded. Health checks and reflection leave no trace."""
+    """The first interceptor, so that it records what the others refuse. For the event loop.
 
-    def __init__(self, tracing: Tracing | None = None) -> None:
+    Health checks, reflection and methods that do not exist are counted under one name, and leave nothing else.
+    """
+
+    def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
+        self._requests = metrics.requests
         self._tracing = tracing
         self._recorded: dict[tuple[str, int], tuple[Any, Any]] = {}  # a handler as it was, and as it is recorded
 
@@ -42,11 +48,13 @@ class CallRecorder(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         details: Any = handler_call_details
-        if handler is None or not details.method.startswith(_OURS):
-            return handler
-        key = details.method, id(handler)
+        name = _NAMES.get(details.method, OTHER)
+        if handler is None:
+            self._requests.labels(name, grpc.StatusCode.UNIMPLEMENTED.name).inc()
+            return None
+        key = name, id(handler)
         if key not in self._recorded:
-            made = self._record(details.method.removeprefix(_OURS), handler)
+            made = self._record(name, handler)
             if len(self._recorded) >= _MOST_HANDLERS:
                 return made
             self._recorded[key] = handler, made  # kept, or its id could become another's
@@ -79,14 +87,7 @@ class CallRecorder(grpc.aio.ServerInterceptor):
     @contextmanager
     def _recording(self, name: str, context: Any) -> Iterator[None]:
         """The call, from its metadata to its end. It has a task of its own, so that what is set here stays within."""
-        origin = Origin.from_headers(context.invocation_metadata() or ()).named()
-        context.set_trailing_metadata(((REQUEST_ID_HEADER, origin.request_id),))
-        set_current(origin)
-        span = self._tracing.begin(name, kind="server") if self._tracing is not None else None
-        if span is not None:
-            set_current(span.origin)
-        notes = call_notes.begin()
-        since_s = perf_counter()
+        call = None if name == OTHER else _Call(name, context, self._tracing)
         error: BaseException | None = None
         try:
             yield
@@ -95,22 +96,47 @@ class CallRecorder(grpc.aio.ServerInterceptor):
             raise
         finally:
             code = code_of(error, context)
-            _log(name, code, notes, perf_counter() - since_s, context)
-            if span is not None and self._tracing is not None:
-                _finish(span, code, notes)
-                self._tracing.end(span)
+            self._requests.labels(name, code).inc()
+            if call is not None:
+                call.end(code)
 
 
-def _log(name: str, code: str, notes: CallNotes, seconds: float, context: Any) -> None:
-    is_fine = code == _OK and notes.outcomes.keys() <= {_OK}
-    level = logging.DEBUG if is_fine else logging.INFO
-    if not logger.isEnabledFor(level):
-        return
-    fields: dict[str, Any] = {"method": name, "code": code, **notes.fields, "seconds": round(seconds, 4)}
-    if notes.outcomes:
-        fields["items"] = ", ".join(f"{count} {outcome}" for outcome, count in sorted(notes.outcomes.items()))
-    fields["client"] = client_of(context)
-    logger.log(level, "%s ended with %s", name, code, extra={"fields": fields})
+class _Call:
+    """A call under way: its notes, and its span where it is traced."""
+
+    def __init__(self, name: str, context: Any, tracing: Tracing | None) -> None:
+        self._name = name
+        self._context = context
+        self._tracing = tracing
+        self._span: Span | None = None
+        origin = Origin.from_headers(context.invocation_metadata() or ()).named()
+        context.set_trailing_metadata(((REQUEST_ID_HEADER, origin.request_id),))
+        set_current(origin)
+        if tracing is not None:
+            self._span = tracing.begin(name, kind="server")
+            set_current(self._span.origin)
+        self._notes = call_notes.begin()
+        self._since_s = perf_counter()
+
+    def end(self, code: str) -> None:
+        """Its line, and the end of its span."""
+        self._log(code)
+        if self._span is not None and self._tracing is not None:
+            _finish(self._span, code, self._notes)
+            self._tracing.end(self._span)
+
+    def _log(self, code: str) -> None:
+        notes = self._notes
+        is_fine = code == _OK and notes.outcomes.keys() <= {_OK}
+        level = logging.DEBUG if is_fine else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        seconds = round(perf_counter() - self._since_s, 4)
+        fields: dict[str, Any] = {"method": self._name, "code": code, **notes.fields, "seconds": seconds}
+        if notes.outcomes:
+            fields["items"] = ", ".join(f"{count} {outcome}" for outcome, count in sorted(notes.outcomes.items()))
+        fields["client"] = client_of(self._context)
+        logger.log(level, "%s ended with %s", self._name, code, extra={"fields": fields})
 
 
 def _finish(span: Span, code: str, notes: CallNotes) -> None:
@@ -118,3 +144,16 @@ def _finish(span: Span, code: str, notes: CallNotes) -> None:
         span.set(code=code, **notes.fields)
     else:
         span.fail(code=code, **notes.fields)
+
+
+def code_of(error: BaseException | None, context: Any) -> str:
+    """The name of the status that a call has ended with."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        left_s = context.time_remaining()
+        is_late = left_s is not None and left_s <= 0
+        return (grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED).name
+    code = context.code()
+    name = code.name if isinstance(code, grpc.StatusCode) else _CODES.get(code or 0)
+    if error is not None and name in (None, grpc.StatusCode.OK.name):
+        return grpc.StatusCode.UNKNOWN.name  # what gRPC makes of an exception
+    return name or grpc.StatusCode.UNKNOWN.name

@@ -18,6 +18,7 @@ from typing_extensions import Self
 from consumer_shim.channel import PLAIN, ChannelSecurity, aio_channel
 from consumer_shim.client import Producer, ProducerError
 from producer.admission import Admission
+from producer.calls import CallRecorder
 from producer.core import MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import InternalError, InvalidItemError
@@ -25,7 +26,6 @@ from producer.memory.region import SharedRegion
 from producer.metrics import Metrics
 from producer.publisher import Publisher
 from producer.recent_errors import RecentErrors
-from producer.request_counter import RequestCounter
 from producer.server import Servicer
 from producer.step_loop import StepLoop
 from producer.transport.base import Endpoint, Outlet, TransportError
@@ -92,7 +92,7 @@ class BrokenOutlet(Outlet):
 
 
 def _listen(metrics: Metrics) -> tuple[grpc.aio.Server, str]:
-    server = grpc.aio.server(interceptors=[RequestCounter(metrics)])
+    server = grpc.aio.server(interceptors=[CallRecorder(metrics)])
     return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
 
 

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
+from producer.calls import CallRecorder, code_of
 from producer.embedding_pool import LEASE_MARGIN_S
 from producer.metrics import Metrics
-from producer.request_counter import RequestCounter, code_of
 from producer.security import TokenInterceptor
 from producer.wire.block import EmbeddingShape
 from producer.wire.contract import SERVICE_NAME, WIRE_VERSION
@@ -120,8 +120,8 @@ def test_the_code_of_an_end(error: BaseException | None, code: Any, left_s: floa
 
 async def test_handlers_that_are_made_anew_are_counted_and_not_kept() -> None:
     metrics = Metrics()
-    counter = RequestCounter(metrics)
-    details: Any = SimpleNamespace(method=f"/{SERVICE_NAME}/GetModelInfo")
+    recorder = CallRecorder(metrics)
+    details: Any = SimpleNamespace(method="/grpc.health.v1.Health/Check")
 
     async def answer(request: Any, context: Any) -> str:
         return "answer"
@@ -130,10 +130,10 @@ async def test_handlers_that_are_made_anew_are_counted_and_not_kept() -> None:
         return grpc.unary_unary_rpc_method_handler(answer)
 
     for _ in range(100):
-        handler = await counter.intercept_service(new, details)
+        handler = await recorder.intercept_service(new, details)
         assert await handler.unary_unary(None, Ending(0, None)) == "answer"
-    assert len(counter._counted) <= 64
-    assert metrics.requests.labels("GetModelInfo", "OK")._value.get() == 100
+    assert len(recorder._recorded) <= 64
+    assert metrics.requests.labels("other", "OK")._value.get() == 100
 
 
 # Leases and pulls
@@ -215,7 +215,7 @@ async def test_what_other_interceptors_refuse_is_counted(tmp_path: Any) -> None:
     tokens.write_text("somebody:" + "a" * 32)
 
     def listen(metrics: Metrics) -> tuple[grpc.aio.Server, str]:
-        server = grpc.aio.server(interceptors=[RequestCounter(metrics), TokenInterceptor(str(tokens))])
+        server = grpc.aio.server(interceptors=[CallRecorder(metrics), TokenInterceptor(str(tokens))])
         reflection.enable_server_reflection((SERVICE_NAME,), server)
         return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
 

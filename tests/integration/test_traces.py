@@ -16,7 +16,6 @@ from consumer_shim.pull import Pull, PullState
 from consumer_shim.tickets import PullTicket
 from producer.calls import CallRecorder
 from producer.metrics import Metrics
-from producer.request_counter import RequestCounter
 from producer.wire.origin import Origin, work_for
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.tracing import Tracing
@@ -54,7 +53,7 @@ async def recorded() -> AsyncIterator[Rig]:
 
 
 def listen(metrics: Metrics, tracing: Tracing | None) -> tuple[grpc.aio.Server, str]:
-    server = grpc.aio.server(interceptors=[RequestCounter(metrics), CallRecorder(tracing)])
+    server = grpc.aio.server(interceptors=[CallRecorder(metrics, tracing)])
     return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
 
 
