@@ -1,6 +1,5 @@
 """The composition root: builds the stages in the order of the flow, takes them down in reverse."""
 
-import asyncio
 import dataclasses
 import logging
 import os
@@ -14,18 +13,17 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from producer import lifecycle, security
+from producer import lifecycle, security, warm_up
 from producer.admission import Admission
 from producer.calls import CallRecorder
 from producer.config import ServeConfig, split_address
 from producer.core import ModelInfo, PreparedItem
 from producer.embedding_pool import EmbeddingPool
-from producer.errors import ServiceError, UnsupportedModelError
 from producer.file_outlet import FileOutlet
 from producer.health import Health
 from producer.http_server import HttpServer
 from producer.memory.region import SharedRegion
-from producer.messages import duration
+from producer.messages import model_info
 from producer.metrics import Metrics
 from producer.preprocess import Preprocessor
 from producer.publisher import Publisher
@@ -38,8 +36,7 @@ from producer.transport import registry
 from producer.transport.base import Outlet
 from producer.transport.shm import ShmOutlet
 from producer.transport.stream import StreamOutlet
-from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, SHM_TRANSPORT, WIRE_VERSION
-from producer.wire.modality import modality_number
+from producer.wire.contract import GRPC_TRANSPORT, SERVICE_NAME, SHM_TRANSPORT
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import add_EncoderCacheServicer_to_server
 from producer.wire.tracing import Tracing
@@ -49,8 +46,6 @@ if TYPE_CHECKING:
     from producer.runner.encoder import VllmEncoder
 
 logger = logging.getLogger(__name__)
-
-_WARM_UP_TIMEOUT_S = 120.0
 
 
 async def serve(config: ServeConfig) -> None:
@@ -78,15 +73,15 @@ async def serve(config: ServeConfig) -> None:
         status.enter("loading the model")
         encoder, model, preprocessor = _start_encoder(config, region, metrics, stack)
         status.enter("preparing test items")
-        samples = [await _prepare_sample(preprocessor, model, modality) for modality in model.widths]
+        samples = [await warm_up.prepare_sample(preprocessor, model, modality) for modality in model.widths]
         status.enter("planning memory and capturing graphs")
         loop = _start_steps(config, encoder, samples, pool, metrics, stack, tracing)
         admission = _open_admission(config, pool, preprocessor, loop, model, files, metrics, tracing)
         stop = lifecycle.stop_signal()
         status.enter("encoding test items")
-        await _warm_up(admission, pool, model)
+        await warm_up.encode_samples(admission, pool, model)
         place = outlets[SHM_TRANSPORT].describe().peer
-        info = _model_info(config, model, epoch=epoch, address=address, shared_memory=place)
+        info = model_info(config, model, epoch=epoch, address=address, shared_memory=place)
         servicer = _servicer(config, admission, pool, outlets, info, metrics, errors)
         add_EncoderCacheServicer_to_server(servicer, server)
         checks = lifecycle.probes(loop, preprocessor, outlets, stall_s=config.stall_s)
@@ -237,15 +232,6 @@ def _start_encoder(
     return encoder, model, preprocessor
 
 
-async def _prepare_sample(preprocessor: Preprocessor, model: ModelInfo, modality: str) -> PreparedItem:
-    from producer.decode import sample
-
-    try:
-        return await asyncio.wait_for(preprocessor.prepare("", sample(modality)), _WARM_UP_TIMEOUT_S)
-    except (ServiceError, asyncio.TimeoutError) as error:
-        raise _cannot_encode(model, modality, error) from error
-
-
 def _start_steps(
     config: ServeConfig,
     encoder: "VllmEncoder",
@@ -319,59 +305,6 @@ def _servicer(
         errors=errors,
         max_streams=config.max_streams,
         stream_idle_s=config.stream_idle_s,
-    )
-
-
-async def _warm_up(admission: Admission, pool: EmbeddingPool, model: ModelInfo) -> None:
-    """Encodes an item of each modality through every stage, so that 'ready' means that an encode works."""
-    from producer.decode import sample
-
-    for modality, expected in model.widths.items():
-        try:
-            lease = await asyncio.wait_for(admission.encode(sample(modality)), _WARM_UP_TIMEOUT_S)
-        except (ServiceError, asyncio.TimeoutError) as error:
-            raise _cannot_encode(model, modality, error) from error
-        pool.release(lease.lease_id)
-        width = lease.info.shape.width
-        if width != expected:
-            raise UnsupportedModelError(
-                f"model {model.model}: its {modality} embeddings have {width} elements a row, its language model takes"
-                f" {expected}"
-            )
-
-
-def _cannot_encode(model: ModelInfo, modality: str, error: Exception) -> UnsupportedModelError:
-    return UnsupportedModelError(f"model {model.model}: a test {modality} cannot be encoded: {error}")
-
-
-def _model_info(
-    config: ServeConfig, model: ModelInfo, *, epoch: int, address: str, shared_memory: str
-) -> pb.GetModelInfoResponse:
-    return pb.GetModelInfoResponse(
-        model=model.model,
-        fingerprint=model.fingerprint,
-        dtype=model.dtype,
-        modalities=[
-            pb.ModalityInfo(modality=modality_number(name), width=width) for name, width in model.widths.items()
-        ],
-        limits=pb.Limits(
-            max_items_per_request=config.max_items_per_request,
-            max_item_bytes=config.max_item_bytes,
-            max_item_rows=config.max_item_rows,
-            max_queue_items=config.max_queue_items,
-            pool_bytes=config.pool_bytes,
-            max_request_bytes=config.max_request_bytes,
-            max_queue_bytes=config.max_queue_bytes,
-            max_streams=config.max_streams,
-            item_timeout=duration(config.item_timeout_s),
-            max_client_items=config.max_client_items,
-        ),
-        transports=config.transports,
-        epoch=f"{epoch:016x}",
-        wire_version=WIRE_VERSION,
-        versions=model.versions,
-        address=address,
-        shared_memory=shared_memory,
     )
 
 

@@ -10,9 +10,10 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from producer import call_notes
-from producer.core import DecodedForm, Lease, MediaItem
+from producer.config import ServeConfig
+from producer.core import DecodedForm, Lease, MediaItem, ModelInfo
 from producer.errors import STATUS_CODES, InvalidRequestError, OverloadedError, ServiceError
-from producer.wire.contract import ERROR_DOMAIN
+from producer.wire.contract import ERROR_DOMAIN, WIRE_VERSION
 from producer.wire.modality import modality_name, modality_number
 from producer.wire.pb import encoder_cache_pb2 as pb
 
@@ -82,3 +83,35 @@ def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
+
+
+def model_info(
+    config: ServeConfig, model: ModelInfo, *, epoch: int, address: str, shared_memory: str
+) -> pb.GetModelInfoResponse:
+    """What a client is told of `model`, of this start of the producer, and of where it is."""
+    return pb.GetModelInfoResponse(
+        model=model.model,
+        fingerprint=model.fingerprint,
+        dtype=model.dtype,
+        modalities=[
+            pb.ModalityInfo(modality=modality_number(name), width=width) for name, width in model.widths.items()
+        ],
+        limits=pb.Limits(
+            max_items_per_request=config.max_items_per_request,
+            max_item_bytes=config.max_item_bytes,
+            max_item_rows=config.max_item_rows,
+            max_queue_items=config.max_queue_items,
+            pool_bytes=config.pool_bytes,
+            max_request_bytes=config.max_request_bytes,
+            max_queue_bytes=config.max_queue_bytes,
+            max_streams=config.max_streams,
+            item_timeout=duration(config.item_timeout_s),
+            max_client_items=config.max_client_items,
+        ),
+        transports=config.transports,
+        epoch=f"{epoch:016x}",
+        wire_version=WIRE_VERSION,
+        versions=model.versions,
+        address=address,
+        shared_memory=shared_memory,
+    )

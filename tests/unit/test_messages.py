@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producer import errors
-from producer.core import ContentPart, DecodedForm, EmbeddingInfo, Lease, MediaItem
+from producer.config import ServeConfig
+from producer.core import ContentPart, DecodedForm, EmbeddingInfo, Lease, MediaItem, ModelInfo
 from producer.errors import InvalidItemError, InvalidRequestError, OverloadedError, ServiceError
-from producer.messages import duration, error_status, media_item, status_code, ticket
+from producer.messages import duration, error_status, media_item, model_info, status_code, ticket
 from producer.wire.block import EmbeddingShape
 from producer.wire.contract import Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
@@ -162,3 +163,13 @@ def test_a_subclass_has_its_parents_status() -> None:
         """A kind that the table does not list."""
 
     assert status_code(VeryFullError(Reason.POOL_FULL, "")) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_what_is_served_is_said_with_its_width() -> None:
+    widths = {"image": 24, "video": 24, "audio": 8}
+    model = ModelInfo(
+        model="tiny", fingerprint="0" * 64, dtype="float32", widths=widths, versions={}, attention_backend="TORCH_SDPA"
+    )
+    info = model_info(ServeConfig(model="tiny"), model, epoch=1, address="h:1", shared_memory="")
+    served = [(one.modality, one.width) for one in info.modalities]
+    assert served == [(pb.MODALITY_IMAGE, 24), (pb.MODALITY_VIDEO, 24), (pb.MODALITY_AUDIO, 8)]
