@@ -7,9 +7,10 @@ is in it, not the sentence for the client, which may quote what the client sent.
 import asyncio
 import inspect
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import grpc
@@ -86,7 +87,13 @@ class CallRecorder(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _recording(self, name: str, context: Any) -> Iterator[None]:
-        """The call, from its metadata to its end. It has a task of its own, so that what is set here stays within."""
+        """The call, from its metadata to its end. It has a task of its own, so that what is set here stays within.
+
+        A stream that its client left ends when its generator is collected. Nothing may be asked of the context then:
+        gRPC has freed what it is about, and asking ends the process.
+        """
+        left_s = context.time_remaining()
+        deadline_s = math.inf if left_s is None else monotonic() + left_s
         call = None if name == OTHER else _Call(name, context, self._tracing)
         error: BaseException | None = None
         try:
@@ -95,7 +102,7 @@ class CallRecorder(grpc.aio.ServerInterceptor):
             error = raised
             raise
         finally:
-            code = code_of(error, context)
+            code = code_of(error, context, deadline_s)
             self._requests.labels(name, code).inc()
             if call is not None:
                 call.end(code)
@@ -106,7 +113,7 @@ class _Call:
 
     def __init__(self, name: str, context: Any, tracing: Tracing | None) -> None:
         self._name = name
-        self._context = context
+        self._client = client_of(context)
         self._tracing = tracing
         self._span: Span | None = None
         origin = Origin.from_headers(context.invocation_metadata() or ()).named()
@@ -135,7 +142,7 @@ class _Call:
         fields: dict[str, Any] = {"method": self._name, "code": code, **notes.fields, "seconds": seconds}
         if notes.outcomes:
             fields["items"] = ", ".join(f"{count} {outcome}" for outcome, count in sorted(notes.outcomes.items()))
-        fields["client"] = client_of(self._context)
+        fields["client"] = self._client
         logger.log(level, "%s ended with %s", self._name, code, extra={"fields": fields})
 
 
@@ -146,11 +153,10 @@ def _finish(span: Span, code: str, notes: CallNotes) -> None:
         span.fail(code=code, **notes.fields)
 
 
-def code_of(error: BaseException | None, context: Any) -> str:
-    """The name of the status that a call has ended with."""
+def code_of(error: BaseException | None, context: Any, deadline_s: float) -> str:
+    """The name of the status that a call has ended with, whose deadline was `deadline_s` (time.monotonic)."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        left_s = context.time_remaining()
-        is_late = left_s is not None and left_s <= 0
+        is_late = monotonic() >= deadline_s
         return (grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED).name
     code = context.code()
     name = code.name if isinstance(code, grpc.StatusCode) else _CODES.get(code or 0)

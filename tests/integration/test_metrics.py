@@ -1,8 +1,10 @@
 """What the service counts of its calls, its leases and its pulls; and that no client can add a series to that."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,7 +117,59 @@ class Ending:
     ],
 )
 def test_the_code_of_an_end(error: BaseException | None, code: Any, left_s: float | None, expected: str) -> None:
-    assert code_of(error, Ending(code, left_s)) == expected
+    deadline_s = math.inf if left_s is None else monotonic() + left_s
+    assert code_of(error, Ending(code, left_s), deadline_s) == expected
+
+
+class Gone(Ending):
+    """The context of a call: once `is_gone`, to ask it anything is what ends a process with the real one."""
+
+    def __init__(self, left_s: float | None) -> None:
+        super().__init__(0, left_s)
+        self.is_gone = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "is_gone" and self.is_gone:
+            raise AssertionError(f"{name} was asked of a context that is gone")
+        return super().__getattribute__(name)
+
+    def invocation_metadata(self) -> Any:
+        return ()
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        """Nobody reads it here."""
+
+    def peer_identities(self) -> Any:
+        return None
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+
+@pytest.mark.parametrize(("left_s", "code"), [(None, "CANCELLED"), (0.0, "DEADLINE_EXCEEDED")])
+@pytest.mark.parametrize("method", [f"/{SERVICE_NAME}/EncodeStream", "/grpc.health.v1.Health/Watch"])
+async def test_a_stream_that_is_collected_asks_nothing_of_its_context(
+    method: str, left_s: float | None, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics, context = Metrics(), Gone(left_s)
+    caplog.set_level("DEBUG", "producer.calls")
+
+    async def answer(request: Any, context: Any) -> AsyncIterator[str]:
+        yield "one"
+        yield "two"
+
+    async def handler(details: Any) -> Any:
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+    details: Any = SimpleNamespace(method=method)
+    recorded = await CallRecorder(metrics).intercept_service(handler, details)
+    stream = recorded.stream_stream(None, context)
+    assert await anext(stream) == "one"
+    context.is_gone = True
+    await stream.aclose()  # as asyncio does it for a generator that was collected
+    name = "EncodeStream" if method.endswith("EncodeStream") else "other"
+    assert metrics.requests.labels(name, code)._value.get() == 1
+    assert len(caplog.records) == (name != "other")
 
 
 async def test_handlers_that_are_made_anew_are_counted_and_not_kept() -> None:
