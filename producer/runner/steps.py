@@ -25,6 +25,8 @@ from producer.wire.contract import Reason
 logger = logging.getLogger(__name__)
 
 Outcome: TypeAlias = "torch.Tensor | ServiceError"
+Way: TypeAlias = dict[str, str]
+"""How an item was encoded, as attributes of its span: `path` is "graph" or "eager"."""
 
 _MAX_LAYOUTS = 4096
 """Layouts of which it is remembered whether a replay equals eager execution."""
@@ -49,7 +51,7 @@ class StepUnderWay:
         embeddings: Sequence[torch.Tensor],
         retry: Callable[[int], torch.Tensor | None],
         metrics: Metrics,
-        ways: Sequence[dict[str, str]] = (),
+        ways: Sequence[Way] = (),
     ) -> None:
         """`embeddings` of all items, on the device; `retry` computes one item's in another way, if there is one; `ways`
         say how each came about, for its span.
@@ -112,8 +114,6 @@ class StepRunner:
         self._why_no_graphs = why_no_graphs
         self._exact = exact
         self._metrics = metrics
-        self._way: dict[str, str] = {}
-        """How the last run was encoded, as attributes of a span."""
         self._equals_eager: OrderedDict[Any, bool] = OrderedDict()  # by layout, for `exact`
 
     @torch.inference_mode()
@@ -121,17 +121,18 @@ class StepRunner:
         """Puts a step on the device's queue."""
         prepared = [self._prepare(item) for item in items]
         embeddings: list[torch.Tensor] = []
-        replayed: list[bool] = []
-        ways: list[dict[str, str]] = []
+        ways: list[Way] = []
         for run in pack(prepared, self._is_run):
-            rows, is_replay = self._encode(run)
+            rows, way = self._encode(run)
             embeddings += rows
-            replayed += [is_replay] * len(run)
-            ways += [self._way] * len(run)
+            ways += [way] * len(run)
 
         @torch.inference_mode()
         def retry(index: int) -> torch.Tensor | None:
-            return self._encode_eagerly([prepared[index]], "not_finite")[0] if replayed[index] else None
+            if ways[index]["path"] != "graph":
+                return None
+            (embedding,), _ = self._encode_eagerly([prepared[index]], "not_finite")
+            return embedding
 
         return StepUnderWay(embeddings, retry, self._metrics, ways)
 
@@ -154,10 +155,10 @@ class StepRunner:
         needs = [item.need for item in run if item.need is not None]
         return not needs or (len(needs) == len(run) and self._graphs is not None and self._graphs.fits(needs))
 
-    def _encode(self, run: Sequence[_Item]) -> tuple[list[torch.Tensor], bool]:
-        """The run's embeddings, and whether they are a graph's."""
+    def _encode(self, run: Sequence[_Item]) -> tuple[list[torch.Tensor], Way]:
+        """The run's embeddings, and how they came about."""
         if run[0].need is None:
-            return self._encode_eagerly(run, run[0].miss_reason), False
+            return self._encode_eagerly(run, run[0].miss_reason)
         if not self._exact:
             return self._replay(run)
         layout = _layout(run[0])
@@ -165,15 +166,15 @@ class StepRunner:
         if equals_eager:
             return self._replay(run)
         if equals_eager is False:
-            return self._encode_eagerly(run, "not_exact"), False
-        embeddings = self._encode_eagerly(run, "not_compared_yet")
+            return self._encode_eagerly(run, "not_exact")
+        embeddings, way = self._encode_eagerly(run, "not_compared_yet")
         replayed, _ = self._replay(run, is_trial=True)
         self._equals_eager[layout] = torch.equal(embeddings[0], replayed[0])
         if len(self._equals_eager) > _MAX_LAYOUTS:
             self._equals_eager.popitem(last=False)
-        return embeddings, False
+        return embeddings, way
 
-    def _replay(self, run: Sequence[_Item], *, is_trial: bool = False) -> tuple[list[torch.Tensor], bool]:
+    def _replay(self, run: Sequence[_Item], *, is_trial: bool = False) -> tuple[list[torch.Tensor], Way]:
         """As `_encode`; what is on trial is not counted."""
         graphs, needs = self._graphs, [item.need for item in run if item.need is not None]
         assert graphs is not None
@@ -181,21 +182,20 @@ class StepRunner:
         with self._slot(inputs.num_bytes) as slot:
             loaded = graphs.load(inputs.write(slot), needs)
         if loaded is None:
-            return self._encode_eagerly(run, "too_many_sequences"), False
+            return self._encode_eagerly(run, "too_many_sequences")
         if not is_trial:
             self._metrics.count_replay(num_items=len(run), graphs=loaded.graphs)
-            self._way = {"path": "graph", "budget": "+".join(str(budget) for budget, _ in loaded.graphs)}
-        return graphs.replay(loaded), True
+        way = {"path": "graph", "budget": "+".join(str(budget) for budget, _ in loaded.graphs)}
+        return graphs.replay(loaded), way
 
-    def _encode_eagerly(self, run: Sequence[_Item], why: str) -> list[torch.Tensor]:
+    def _encode_eagerly(self, run: Sequence[_Item], why: str) -> tuple[list[torch.Tensor], Way]:
         self._metrics.graph_misses.labels(why).inc(len(run))
-        self._way = {"path": "eager", "budget": "none", "miss": why}
         inputs = StepInputs([item.inputs for item in run])
         with self._slot(inputs.num_bytes) as slot:
             kwargs = json_map_leaves(_off_slot, inputs.write(slot))
         embeddings = list(self._embed(kwargs))
         assert len(embeddings) == len(run), (len(embeddings), len(run))
-        return embeddings
+        return embeddings, {"path": "eager", "budget": "none", "miss": why}
 
     @contextmanager
     def _slot(self, num_bytes: int) -> Iterator[Slot]:
