@@ -1,6 +1,6 @@
 """The budget ladder: for how many rows a graph is captured, and which graph a step replays. Pure arithmetic.
 
-A step pays for all rows of its graph, so the ladder rises by a quarter from rung to rung, not by powers of two.
+A step pays for all rows of its graph, so there are eight rungs from each power of two to the next.
 """
 
 from bisect import bisect_left
@@ -9,11 +9,12 @@ from typing import TypeVar
 
 ItemT = TypeVar("ItemT")
 
-RATIO = 1.25
+RUNGS = 8
+"""From each power of two to the next."""
 
 
 def ladder(smallest: int, largest: int, *, multiple: int) -> tuple[int, ...]:
-    """Budgets in rows from `smallest` to `largest`, each about `RATIO` times the one before, all of them `multiple`s.
+    """Budgets in rows from `smallest` to `largest`, `RUNGS` from each power of two to the next, all `multiple`s.
 
     Args:
         smallest: rows of the smallest item worth a graph of its own; rounded up.
@@ -25,7 +26,8 @@ def ladder(smallest: int, largest: int, *, multiple: int) -> tuple[int, ...]:
     budgets = []
     while budget < largest:
         budgets.append(budget)
-        budget = max(budget + multiple, round(budget * RATIO / multiple) * multiple)
+        rung = (1 << budget.bit_length() - 1) // RUNGS
+        budget += max(multiple, rung - rung % multiple)
     return (*budgets, largest) if largest >= smallest else ()
 
 

@@ -1,5 +1,6 @@
 """The engine: the encoder, its graphs and the slot ring put together, within a plan of the device's memory."""
 
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ def start_engine(
     Raises:
         UnsupportedModelError: it does not fit into the device's memory, or graphs are required and cannot be captured.
     """
+    gc.collect()
+    gc.freeze()  # the collector is not to go through the objects of vLLM and the model again and again
     graphs, why_none = _graphs(encoder, settings)
     if encoder.device.type == "cuda":
         graphs, why_none = _plan(encoder, graphs, why_none, samples, settings, metrics)
@@ -117,5 +120,6 @@ def _runner(
         graphs=graphs,
         why_no_graphs=why_none,
         exact=exact,
+        takes_compact=encoder.takes_compact,
         metrics=metrics,
     )

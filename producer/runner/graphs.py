@@ -20,6 +20,7 @@ from vllm.v1.worker.encoder_cudagraph_defs import ENCODER_CUDAGRAPH_AXIS_KEYS_KW
 from producer.runner.budgets import ladder, smallest_fit
 from producer.runner.guard import clear_tails
 from producer.runner.recorder import Graph, Recorder
+from producer.runner.replay_values import ReplayValues, Values
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +98,11 @@ class EncoderGraphs:
         self._reads_inputs_late = own is not SupportsEncoderCudaGraph.postprocess_encoder_output
         self.budgets = ladder(max(smallest, max_items), largest, multiple=max_items)
         clear_tails(model)
+        self._values = ReplayValues(self._replay_values)
+        self._filled: dict[str, tuple[int, Hashable]] = {}  # by path: what its static inputs hold
         self._captured: dict[tuple[str, AxisKeys], dict[int, _Captured]] = {}
         self._shared: dict[str, dict[str, torch.Tensor]] = {}
+        self._outputs: dict[tuple[str, AxisKeys, int], torch.Tensor] = {}  # rehearsed; shapes without memory
 
     @property
     def modalities(self) -> list[str]:
@@ -121,9 +125,9 @@ class EncoderGraphs:
             Exception: whatever the model or the device raises.
         """
         try:
-            with torch.inference_mode(), _frozen_garbage():
-                for wanted in self._wanted():
-                    self._capture_one(*wanted)
+            with torch.inference_mode(), _no_garbage_collection():
+                for index, wanted in enumerate(self._wanted()):
+                    self._capture_one(*wanted, rehearses=not index or wanted not in self._outputs)
         except BaseException:
             self.clear()
             raise
@@ -137,8 +141,7 @@ class EncoderGraphs:
         try:
             with torch.inference_mode():
                 for wanted in self._wanted():
-                    _, forward = self._bind(*wanted)
-                    self._recorder.rehearse(forward)
+                    self._rehearse(wanted, self._bind(*wanted)[1])
         finally:
             self.clear()
 
@@ -146,6 +149,7 @@ class EncoderGraphs:
         """Lets go of all graphs and buffers."""
         self._captured.clear()
         self._shared.clear()
+        self._filled.clear()
         self._recorder.clear()
 
     def need(self, kwargs: Mapping[str, Any], modality: str) -> Need:
@@ -188,22 +192,25 @@ class EncoderGraphs:
         if self._config.capture_axes:
             kwargs = self._model.select_encoder_cudagraph_items(kwargs, list(range(len(needs))))
             kwargs.pop(ENCODER_CUDAGRAPH_AXIS_KEYS_KWARG)
-        values = {path: self._replay_values(kwargs, path) for path in captured}
-        if not all(_holds(captured[path].inputs, values[path]) for path in captured):
+        found = {path: self._values.get(kwargs, path) for path in captured}
+        if not all(_holds(captured[path].inputs, found[path][0]) for path in captured):
             return None
         for path, one in captured.items():
-            self._ingest(one.inputs, values[path])
+            values, passed, key = found[path]
+            is_filled = key is not None and self._filled.pop(path, None) == (one.num_rows, key)
+            self._ingest({name: one.inputs[name] for name in (passed if is_filled else one.inputs)}, values)
+            self._filled[path] = one.num_rows, key
         if self._reads_inputs_late:
             kwargs = json_map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, kwargs)
         rows = {path: sum(need.rows[path] for need in needs) for path in captured}
         return Loaded(captured, rows, kwargs, needs)
 
     def replay(self, loaded: Loaded) -> list[torch.Tensor]:
-        """Embeddings of the items, one `[num_rows, width]` tensor each, copied out of the graphs' output."""
+        """Embeddings of the items, one `[num_rows, width]` tensor each, of a copy of the graphs' output."""
         outputs = {}
         for path, one in loaded.captured.items():
             one.graph.replay()
-            outputs[path] = one.output
+            outputs[path] = one.output.clone()  # one copy for all items: the next replay overwrites it
         num_items = len(loaded.needs)
         embeddings: dict[int, torch.Tensor] = {}
         self._model.postprocess_encoder_output(
@@ -214,7 +221,7 @@ class EncoderGraphs:
             clone=False,  # not every model does it where it is told to
             batch_mm_kwargs=loaded.kwargs,
         )
-        return [embeddings[index].clone() for index in range(num_items)]
+        return [embeddings[index] for index in range(num_items)]
 
     def _wanted(self) -> Iterator[tuple[str, AxisKeys, int]]:
         for path, policy in self._config.paths.items():
@@ -237,13 +244,18 @@ class EncoderGraphs:
         absent = {name: None for name, value in values.items() if value is None}
         return inputs, lambda: self._model.encoder_cudagraph_forward({**inputs, **absent}, path=path)
 
-    def _capture_one(self, path: str, axis_keys: AxisKeys, budget: int) -> None:
+    def _rehearse(self, wanted: tuple[str, AxisKeys, int], forward: Callable[[], torch.Tensor]) -> None:
+        self._outputs[wanted] = self._recorder.rehearse(forward).to("meta")
+
+    def _capture_one(self, path: str, axis_keys: AxisKeys, budget: int, *, rehearses: bool) -> None:
         inputs, forward = self._bind(path, axis_keys, budget)
-        found = self._recorder.rehearse(forward)
+        if rehearses:  # the first one always: what libraries keep for the stream must not come from the graphs' memory
+            self._rehearse((path, axis_keys, budget), forward)
+        found = self._outputs[path, axis_keys, budget]
         graphs = self._captured.setdefault((path, axis_keys), {})
         num_rows = min(len(found), budget)  # a model may join rows of its graph's output afterwards
         if num_rows not in graphs:  # where items have a fixed size, the next larger budget holds as many
-            output = self._share(path, "", torch.empty_like(found))
+            output = self._share(path, "", torch.empty_like(found, device=self._device))
             graph = self._recorder.record(lambda: output.copy_(forward()))
             graphs[num_rows] = _Captured(num_rows, graph, inputs, output)
 
@@ -276,12 +288,12 @@ class EncoderGraphs:
                 chosen[path] = graphs[budget]
         return chosen
 
-    def _replay_values(self, kwargs: dict[str, Any], path: str) -> dict[str, torch.Tensor | None]:
+    def _replay_values(self, kwargs: dict[str, Any], path: str) -> Values:
         replayed = self._model.prepare_encoder_cudagraph_replay_buffers(kwargs, self._max_items, self._max_items, path)
-        values: dict[str, torch.Tensor | None] = replayed.values
+        values: Values = replayed.values
         return values
 
-    def _ingest(self, inputs: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor | None]) -> None:
+    def _ingest(self, inputs: Mapping[str, torch.Tensor], values: Values) -> None:
         for name, static in inputs.items():
             value = values.get(name)
             if value is None:
@@ -295,7 +307,7 @@ class EncoderGraphs:
                 static[len(value) :].zero_()
 
 
-def _holds(inputs: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor | None]) -> bool:
+def _holds(inputs: Mapping[str, torch.Tensor], values: Values) -> bool:
     """Whether every value has room in the static input of its name."""
     for name, static in inputs.items():
         value = values.get(name)
@@ -305,11 +317,10 @@ def _holds(inputs: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor
 
 
 @contextmanager
-def _frozen_garbage() -> Iterator[None]:
-    """Objects that are there already are not looked at by the collector, which each capture would start."""
-    gc.collect()
-    gc.freeze()
+def _no_garbage_collection() -> Iterator[None]:
+    """What the collector would free may not be freed in a capture."""
+    gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.enable()

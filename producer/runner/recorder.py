@@ -41,10 +41,17 @@ class CudaRecorder:
         return found
 
     def record(self, function: Callable[[], torch.Tensor]) -> Graph:
-        graph: Graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            function()
-        return graph
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):  # not `torch.cuda.graph`: it gives back all free memory each time, slowly
+            graph.capture_begin(self._pool)
+            try:
+                function()
+            finally:
+                graph.capture_end()
+        recorded: Graph = graph
+        return recorded
 
     def clear(self) -> None:
         torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream, kept as long as the process lives
+        torch.cuda.empty_cache()  # or the pool, which is empty now, could not be recorded into again

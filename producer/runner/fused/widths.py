@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-MULTIPLE = 64
+MULTIPLE = 128
 
 
 def pad_mlps(model: torch.nn.Module) -> int:
@@ -17,7 +17,7 @@ def pad_mlps(model: torch.nn.Module) -> int:
     for module in model.modules():
         gate_up: Any = getattr(module, "gate_up_proj", None)
         down: Any = getattr(module, "down_proj", None)
-        if not _is_plain(gate_up) or not _is_plain(down) or gate_up.weight.shape[0] != 2 * down.weight.shape[1]:
+        if not is_plain(gate_up) or not is_plain(down) or gate_up.weight.shape[0] != 2 * down.weight.shape[1]:
             continue
         lacking = -down.weight.shape[1] % MULTIPLE
         if lacking:
@@ -29,8 +29,8 @@ def pad_mlps(model: torch.nn.Module) -> int:
     return padded
 
 
-def _is_plain(linear: object) -> bool:
-    """Whether its weight is a matrix of numbers as they are, not quantized or packed."""
+def is_plain(linear: object) -> bool:
+    """Whether a layer's weight is a matrix of numbers as they are, not quantized or packed."""
     weight = getattr(linear, "weight", None)
     return isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point() and weight.itemsize > 1
 

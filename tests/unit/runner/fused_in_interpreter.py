@@ -4,16 +4,18 @@ Run by `test_fused.py` in a process of its own, since Triton decides at its firs
 largest differences from PyTorch's, and from vLLM's own blocks.
 """
 
+import contextlib
 import itertools
 import json
 
 import pytest
 import torch
 import torch.nn.functional as F
+from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.attention import MMEncoderAttention
 
 from producer.runner.fused import blocks
-from producer.runner.fused.kernels import attend_short, rotate, silu_and_mul
+from producer.runner.fused.kernels import attend_short, multiply_and_gate, norm, rotate, silu_and_mul
 from tests.kit.engines import embeddings, engine
 
 NUM_HEADS = 2
@@ -32,14 +34,16 @@ def kernels(dim: int, lengths: list[int], num_rows: int) -> dict[str, float]:
     ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
     last = int(ends[-1])
     qkv[last:] = float("nan")
-    query, key, value = qkv.view(num_rows, 3, NUM_HEADS, dim).unbind(1)
+    bias = torch.randn(3 * NUM_HEADS * dim, generator=draw)
+    bias[2 * NUM_HEADS * dim :] = 0  # not added to values
+    query, key, value = (qkv + bias).view(num_rows, 3, NUM_HEADS, dim).unbind(1)
     query, key = rotated(query, cos[:, None], sin[:, None]), rotated(key, cos[:, None], sin[:, None])
     want = torch.zeros(num_rows, NUM_HEADS, dim)
     for begin, end in itertools.pairwise(ends):
         parts = [x[begin:end].transpose(0, 1) for x in (query, key, value)]
         want[begin:end] = F.scaled_dot_product_attention(*parts).transpose(0, 1)
-    got = attend_short(qkv, cos, sin, ends, num_heads=NUM_HEADS, scale=dim**-0.5)
-    rotate(qkv, cos, sin, num_heads=NUM_HEADS)
+    got = attend_short(qkv, bias, cos, sin, ends, num_heads=NUM_HEADS, scale=dim**-0.5)
+    rotate(qkv, bias, cos, sin, num_heads=NUM_HEADS)
     own = qkv.view(num_rows, 3, NUM_HEADS, dim)[:last]
     return {
         f"attention of {dim}": (got - want.flatten(1)).abs().nan_to_num(float("inf")).max().item(),
@@ -48,14 +52,35 @@ def kernels(dim: int, lengths: list[int], num_rows: int) -> dict[str, float]:
 
 
 def activation(width: int) -> dict[str, float]:
-    gate_up = torch.randn(5, 2 * width, generator=torch.Generator().manual_seed(1))
-    want = F.silu(gate_up[:, :width]) * gate_up[:, width:]
-    return {f"activation of {width}": (silu_and_mul(gate_up) - want).abs().max().item()}
+    draw = torch.Generator().manual_seed(1)
+    gate_up, bias = torch.randn(5, 2 * width, generator=draw), torch.randn(2 * width, generator=draw)
+    gate, up = (gate_up + bias).chunk(2, -1)
+    return {f"activation of {width}": (silu_and_mul(gate_up, bias) - F.silu(gate) * up).abs().max().item()}
+
+
+def product(num_rows: int, width: int, inner: int) -> dict[str, float]:
+    """Of `multiply_and_gate`, with tiles that the rows do not fill."""
+    draw = torch.Generator().manual_seed(2)
+    x, weight, bias = (
+        torch.randn(shape, generator=draw) for shape in ((num_rows, inner), (2 * width, inner), 2 * width)
+    )
+    gate, up = F.linear(x, weight, bias).chunk(2, -1)
+    return {"product": (multiply_and_gate(x, weight, bias) - F.silu(gate) * up).abs().max().item()}
+
+
+def norms(num_rows: int, width: int) -> dict[str, float]:
+    draw = torch.Generator().manual_seed(3)
+    x, shift, weight = (torch.randn(shape, generator=draw) for shape in ((num_rows, width), width, width))
+    want = F.rms_norm(x + shift, (width,), weight, eps=1e-6)
+    return {"norm": (norm(x, shift, weight, 1e-6) - want).abs().max().item()}
 
 
 def whole_towers() -> dict[str, float]:
     """A real vision tower with and without fused blocks: windows, whole pictures, several items, a video."""
-    with pytest.MonkeyPatch.context() as patch, engine("qwen2_5_vl", dtype="float32", capture=False) as one:
+    pack = utils.dispatch_cpu_unquantized_gemm
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(utils, "dispatch_cpu_unquantized_gemm", lambda layer, remove_weight: pack(layer, False))
+        one = stack.enter_context(engine("qwen2_5_vl", dtype="float32", capture=False))
         patch.setattr(blocks, "_BACKENDS", ("TORCH_SDPA",))
         patch.setattr(MMEncoderAttention, "compute_max_seqlen", lambda _, ends: int((ends[1:] - ends[:-1]).max()))
         steps = [
@@ -76,7 +101,8 @@ def whole_towers() -> dict[str, float]:
 
 def main() -> None:
     found = kernels(80, [64, 64, 16, 0, 48, 32], 300) | kernels(16, [20, 0, 64, 0, 0], 100)
-    print(json.dumps(found | activation(3456) | activation(96) | whole_towers()))
+    found |= activation(3456) | activation(96) | product(700, 256, 128) | norms(5, 80)
+    print(json.dumps(found | whole_towers()))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,14 @@ def test_the_activation_is_pytorchs(found: dict[str, float], width: int) -> None
     assert found[f"activation of {width}"] < 1e-5
 
 
+def test_the_norm_is_pytorchs(found: dict[str, float]) -> None:
+    assert found["norm"] < 1e-5
+
+
+def test_product_and_activation_in_one_are_pytorchs(found: dict[str, float]) -> None:
+    assert found["product"] < 1e-2  # values of about 100
+
+
 def test_a_tower_of_fused_blocks_encodes_as_vllms_own(found: dict[str, float]) -> None:
     assert found["blocks"] == 2
     assert found["tower"] < 1e-4 < found["values"]
@@ -64,14 +72,14 @@ class Mlp(torch.nn.Module):
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_an_mlp_of_an_odd_width_gets_zeros_and_computes_the_same(has_bias: bool) -> None:
     torch.manual_seed(0)
-    mlp, x = Mlp(16, 70, has_bias=has_bias), torch.randn(5, 16)
+    mlp, x = Mlp(16, 130, has_bias=has_bias), torch.randn(5, 16)
     with torch.no_grad():
         want = mlp(x)
         assert pad_mlps(torch.nn.Sequential(mlp)) == 1
         torch.testing.assert_close(mlp(x), want)
     assert mlp.down_proj.weight.shape == (16, 2 * MULTIPLE)
     assert mlp.gate_up_proj.weight.shape == (4 * MULTIPLE, 16)
-    assert not mlp.down_proj.weight[:, 70:].any()
+    assert not mlp.down_proj.weight[:, 130:].any()
 
 
 def test_other_mlps_stay_as_they_are() -> None:
