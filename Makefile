@@ -4,7 +4,7 @@ ENV := .venv/.ready
 ARGS ?=
 SECONDS ?= 60
 
-.PHONY: help demo observe chart test check docs contract fuzz proto clean
+.PHONY: help demo bench observe chart test check docs contract fuzz proto clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -14,6 +14,9 @@ $(ENV): pyproject.toml constraints.txt .ci/setup
 
 demo: $(ENV)  ## tiny models next to plain vLLM; MODEL=qwen3_vl and TRANSPORT=nixl choose
 	@$(BIN)/python -m tests.demo $(if $(MODEL),--model $(MODEL)) $(if $(TRANSPORT),--transport $(TRANSPORT))
+
+bench: $(ENV)  ## speed and memory beside vLLM's own encoder-only instance; ARGS=--quick for whether it can be measured
+	@$(BIN)/python -m bench $(ARGS)
 
 observe: $(ENV)  ## producers, a Prometheus, and every query of dashboard and rules; PICTURE=FILE draws the dashboard
 	@$(BIN)/python -m tests.observe $(if $(PICTURE),--picture $(PICTURE))
@@ -48,4 +51,4 @@ proto: $(ENV)  ## regenerate producer/wire/pb from proto/
 
 clean:  ## remove caches and what builds left; .venv stays
 	rm -rf .cache .hypothesis build dist *.egg-info
-	find producer consumer_shim tests -name __pycache__ -prune -exec rm -rf {} +
+	find producer consumer_shim tests bench -name __pycache__ -prune -exec rm -rf {} +

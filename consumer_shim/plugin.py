@@ -37,7 +37,7 @@ def register() -> None:
         return model
 
     for module in list(sys.modules.values()):  # loaders have the function by name; those that come later, from utils
-        if getattr(module, "initialize_model", None) is initialize_model:
+        if getattr(module, "__dict__", {}).get("initialize_model") is initialize_model:  # getattr would import
             module.initialize_model = initialize_and_repair  # type: ignore[attr-defined]
     _installed = True
 

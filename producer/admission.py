@@ -5,35 +5,27 @@ Every item that comes in leaves with a lease or one error, within its deadline o
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass
 
 from producer.core import Lease, MediaItem, PreparedItem
 from producer.embedding_pool import EmbeddingPool
-from producer.errors import DeadlineError, NotFoundError, OverloadedError, ServiceError, UnavailableError
+from producer.errors import DeadlineError, OverloadedError, ServiceError, UnavailableError
 from producer.item_checks import ItemChecks
+from producer.mailbox import Mailbox
 from producer.messages import status_code
 from producer.metrics import Metrics
 from producer.pace import Pace
 from producer.wire.content_key import content_key
 from producer.wire.contract import Reason
-from producer.wire.origin import current
-from producer.wire.tracing import Tracing, annotate, span
+from producer.wire.origin import current, work_for
+from producer.wire.tracing import Tracing, annotate
+from producer.work import Work, wake
 
 _HASH_INLINE_BYTES = 1 << 20
 _ITEM_BYTES = 1 << 12
 """What an item takes here beside its data; it bounds how many may wait for one encode."""
 _RETRY_S = (0.05, 5.0)
-
-
-@dataclass(slots=True)
-class _Work:
-    """An encode under way and how many clients wait for it; it is cancelled when none does."""
-
-    task: "asyncio.Task[None]"
-    num_waiters: int = 0
 
 
 class Admission:
@@ -42,7 +34,7 @@ class Admission:
     def __init__(
         self,
         pool: EmbeddingPool,
-        prepare: Callable[[str, MediaItem], Awaitable[PreparedItem]],
+        prepare: Callable[[str, MediaItem], "Future[PreparedItem]"],
         submit: Callable[[PreparedItem], "Future[None]"],
         *,
         fingerprint: str,
@@ -55,7 +47,9 @@ class Admission:
         also: Callable[[Lease], Awaitable[None]] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """`prepare` takes key and item; `submit` hands the prepared item to the device; `also` comes before a reply."""
+        """`prepare` takes key and item; its future may end on any thread, and there `submit` hands what it made to the
+        device. `also` comes before a reply.
+        """
         self._checks = ItemChecks(modalities=modalities, max_item_bytes=max_item_bytes)
         self._pace = Pace()
         self._also = also
@@ -69,7 +63,9 @@ class Admission:
         self._item_timeout_s = item_timeout_s
         self._hits, self._misses = (metrics.pool_lookups.labels(result) for result in ("hit", "miss"))
         self._found, self._joined = (metrics.items_shared.labels(source) for source in ("pool", "in_flight"))
-        self._works: dict[str, _Work] = {}
+        self._works: dict[str, Work] = {}
+        self._mailbox: Mailbox[Work] | None = None
+        self._is_idle: asyncio.Future[None] | None = None
         self._held_bytes = 0
         metrics.queue_items.set_function(lambda: len(self._works))
         metrics.queue_bytes.set_function(lambda: self._held_bytes)
@@ -100,10 +96,12 @@ class Admission:
         if self._closed:
             raise UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
         self._checks.check(item)
-        deadline_s = min(deadline_s, _now_s() + self._item_timeout_s)
-        with self._hold(len(item.data) + _ITEM_BYTES):
+        num_bytes = self._hold(len(item.data) + _ITEM_BYTES)
+        try:
             key = await self._key(item)
             lease = await self._lease(key, item, deadline_s)
+        finally:
+            self._held_bytes -= num_bytes
         if self._also is not None:
             try:
                 await self._also(lease)
@@ -113,20 +111,25 @@ class Admission:
         return lease
 
     async def drain(self) -> None:
-        """Admits nothing more and waits for the work in hand."""
+        """Admits nothing more and waits for the work in hand; what is in hand when this is cancelled is dropped."""
         self._closed = True
-        await asyncio.gather(*(work.task for work in self._works.values()), return_exceptions=True)
+        if not self._works:
+            return
+        self._is_idle = asyncio.get_running_loop().create_future()
+        try:
+            await self._is_idle
+        except asyncio.CancelledError:
+            for work in list(self._works.values()):
+                work.cancel()
+                self._end(work)  # at once, though a step that has begun goes on
+            raise
 
-    @contextmanager
-    def _hold(self, num_bytes: int) -> Iterator[None]:
-        """Counts what a waiting item keeps in memory, also where another's encode serves it."""
+    def _hold(self, num_bytes: int) -> int:
+        """Counts what a waiting item keeps in memory, also where another's encode serves it; returns it."""
         if self._held_bytes + num_bytes > self._max_queue_bytes:
             raise self._full(f"{self._held_bytes} bytes are waiting already, at most {self._max_queue_bytes} may")
         self._held_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self._held_bytes -= num_bytes
+        return num_bytes
 
     def _full(self, message: str) -> OverloadedError:
         """The queue has no room; half of what is in hand is done by the time that the client is told to come back."""
@@ -135,15 +138,17 @@ class Admission:
         return OverloadedError(Reason.QUEUE_FULL, message, retry_s=retry_s)
 
     async def _lease(self, key: str, item: MediaItem, deadline_s: float) -> Lease:
-        try:
-            lease = self._pool.grant(key)
-        except NotFoundError:
-            self._misses.inc()
-            await self._join(key, item, deadline_s)
-            return self._grant_new(key)
-        self._hits.inc()
-        self._found.inc()
-        annotate(source="pool")
+        lease = self._pool.find(key)
+        if lease is not None:
+            self._hits.inc()
+            self._found.inc()
+            annotate(source="pool")
+            return lease
+        self._misses.inc()
+        await self._join(key, item, min(deadline_s, _now_s() + self._item_timeout_s))
+        lease = self._pool.find(key)
+        if lease is None:
+            raise OverloadedError(Reason.POOL_FULL, "the pool is so full that the embedding was evicted at once")
         return lease
 
     async def _key(self, item: MediaItem) -> str:
@@ -151,14 +156,6 @@ class Admission:
         if len(item.data) <= _HASH_INLINE_BYTES:
             return content_key(self._fingerprint, item.modality, item.data, decoded)
         return await asyncio.to_thread(content_key, self._fingerprint, item.modality, item.data, decoded)
-
-    def _grant_new(self, key: str) -> Lease:
-        try:
-            return self._pool.grant(key)
-        except NotFoundError:
-            raise OverloadedError(
-                Reason.POOL_FULL, "the pool is so full that the embedding was evicted at once"
-            ) from None
 
     async def _join(self, key: str, item: MediaItem, deadline_s: float) -> None:
         """Waits for the encode of `key`, begun here if nobody has."""
@@ -169,21 +166,26 @@ class Admission:
         else:
             self._joined.inc()
             annotate(source="in_flight")
-        work.num_waiters += 1
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_at(deadline_s, wake, waiter)
+        work.waiters.add(waiter)
         try:
-            await asyncio.wait([work.task], timeout=max(0.0, deadline_s - _now_s()))
-            if not work.task.done():
-                raise DeadlineError(Reason.DEADLINE_EXCEEDED, "the item was not encoded in time")
-            if work.task.cancelled():
-                raise UnavailableError(Reason.SHUTTING_DOWN, "the service shut down before the item was encoded")
-            work.task.result()
+            await waiter
         finally:
-            work.num_waiters -= 1
-            if not work.num_waiters:
-                self._forget(key, work)  # at once: nobody may join what is being cancelled
-                work.task.cancel()
+            timer.cancel()
+            work.waiters.discard(waiter)
+            if not work.waiters and not work.has_ended:
+                self._forget(work)  # at once: nobody may join what is being cancelled
+                work.cancel()
+        if not work.has_ended:
+            raise DeadlineError(Reason.DEADLINE_EXCEEDED, "the item was not encoded in time")
+        if work.is_cancelled:
+            raise UnavailableError(Reason.SHUTTING_DOWN, "the service shut down before the item was encoded")
+        if work.error is not None:
+            raise work.error
 
-    def _begin(self, key: str, item: MediaItem, deadline_s: float) -> _Work:
+    def _begin(self, key: str, item: MediaItem, deadline_s: float) -> Work:
         if self._closed:
             raise UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
         if len(self._works) >= self._max_queue_items:
@@ -196,27 +198,42 @@ class Admission:
             )
         if not self._works:
             self._pace.begin(_now_s())
-        work = _Work(asyncio.create_task(self._work(key, item)))
-        self._works[key] = work
-        work.task.add_done_callback(lambda task: self._end(key, work))
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = Mailbox(loop, self._end)
+        self._works[key] = work = Work(key, self._submit, self._mailbox)
+        try:
+            self._start(work, item)
+        except BaseException:
+            self._forget(work)
+            raise
         return work
 
-    async def _work(self, key: str, item: MediaItem) -> None:
-        with span(self._tracing, "preprocess", modality=item.modality) as traced:
-            prepared = await self._prepare(key, item)
-            if traced is not None:
-                traced.set(rows=prepared.num_rows, waited_s=round(prepared.waited_s, 6))
-        await asyncio.wrap_future(self._submit(prepared))
+    def _start(self, work: Work, item: MediaItem) -> None:
+        if self._tracing is None:
+            return work.follow(self._prepare(work.key, item), None, None)
+        span = self._tracing.begin("preprocess", modality=item.modality)
+        try:
+            with work_for(span.origin):
+                preparing = self._prepare(work.key, item)
+        except BaseException as error:
+            span.fail(error=type(error).__name__)
+            self._tracing.end(span)
+            raise
+        work.follow(preparing, span, self._tracing)
 
-    def _end(self, key: str, work: _Work) -> None:
-        self._forget(key, work)
-        if not work.task.cancelled():
+    def _end(self, work: Work) -> None:
+        """From the mailbox: `work` has ended."""
+        self._forget(work)
+        if not work.is_cancelled:
             self._pace.finish(_now_s())
-            work.task.exception()  # marks it as seen: its waiters may have left meanwhile
+        work.wake()
 
-    def _forget(self, key: str, work: _Work) -> None:
-        if self._works.get(key) is work:
-            del self._works[key]
+    def _forget(self, work: Work) -> None:
+        if self._works.get(work.key) is work:
+            del self._works[work.key]
+        if self._is_idle is not None and not self._works:
+            wake(self._is_idle)
 
 
 def _now_s() -> float:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from producer import lifecycle, security, warm_up
+from producer import early_checks, fork_server, lifecycle, process_setup, security, warm_up
 from producer.admission import Admission
 from producer.calls import CallRecorder
 from producer.config import ServeConfig, split_address
@@ -57,24 +56,28 @@ async def serve(config: ServeConfig) -> None:
         TransportUnavailableError, TransportError: a transport that was asked for cannot be used.
     """
     metrics, errors = Metrics(), RecentErrors()
-    tracing = start_tracing(config.otlp_traces_endpoint, config.trace_sample_ratio, "ec-producer")
     status = Status(config, metrics.registry, errors)
-    epoch = secrets.randbits(64)
     async with AsyncExitStack() as stack:
+        _serve_metrics(config, StatusPage(status, metrics.registry), stack)
+        status.enter("loading the model")
+        encoder = _read_model(config)
+        tracing = start_tracing(config.otlp_traces_endpoint, config.trace_sample_ratio, "ec-producer")
         if tracing is not None:
             stack.callback(tracing.close)
         server, address = _listen(config, metrics, tracing)
-        _serve_metrics(config, StatusPage(status, metrics.registry), stack)
         status.enter("opening the pool and its transports")
-        region = stack.enter_context(_create_region(config.pool_bytes))
+        region = stack.enter_context(SharedRegion.create("ec-producer-pool", config.pool_bytes))
+        epoch = secrets.randbits(64)
         pool = _open_pool(config, region, epoch, metrics)
+        preprocessor = _start_preprocessor(config, encoder, metrics, stack)
         outlets = _open_outlets(config, region, stack)
         files = _open_files(config, pool)
-        status.enter("loading the model")
-        encoder, model, preprocessor = _start_encoder(config, region, metrics, stack)
+        status.enter("loading the weights")
+        model = _load(encoder, region, metrics, stack)
         status.enter("preparing test items")
         samples = [await warm_up.prepare_sample(preprocessor, model, modality) for modality in model.widths]
         status.enter("planning memory and capturing graphs")
+        process_setup.freeze()  # planning collects garbage again and again
         loop = _start_steps(config, encoder, samples, pool, metrics, stack, tracing)
         admission = _open_admission(config, pool, preprocessor, loop, model, files, metrics, tracing)
         stop = lifecycle.stop_signal()
@@ -86,6 +89,7 @@ async def serve(config: ServeConfig) -> None:
         add_EncoderCacheServicer_to_server(servicer, server)
         checks = lifecycle.probes(loop, preprocessor, outlets, stall_s=config.stall_s)
         watched = Health(_add_health(server), checks, metrics)
+        process_setup.freeze()
         await server.start()
         status.serve(model, watched, info.epoch)
         logger.info("ready: %s on %s, transports %s", model.model, address, ", ".join(outlets))
@@ -96,7 +100,7 @@ async def serve(config: ServeConfig) -> None:
 
 
 def _listen(config: ServeConfig, metrics: Metrics, tracing: Tracing | None = None) -> tuple[grpc.aio.Server, str]:
-    """Takes the port before anything slow, so that a taken one is said at once. Returns what tickets name, too."""
+    """A server that has its port, and what tickets name."""
     credentials = security.server_credentials(config.tls_cert, config.tls_key, config.tls_client_ca)
     server = grpc.aio.server(
         interceptors=[
@@ -115,7 +119,7 @@ def _listen(config: ServeConfig, metrics: Metrics, tracing: Tracing | None = Non
     try:
         port = security.add_port(server, config.listen, credentials)
     except RuntimeError:
-        raise OSError(f"listen is {config.listen}: the address cannot be used; is it taken?") from None
+        raise early_checks.address_error(config.listen) from None
     security.warn_of_open_doors(
         split_address("listen", config.listen)[0],
         has_tls=bool(config.tls_cert),
@@ -134,14 +138,6 @@ def _serve_metrics(config: ServeConfig, page: StatusPage, stack: AsyncExitStack)
         raise OSError(f"metrics_listen is {config.metrics_listen}: {error.strerror}") from None
     stack.callback(http.close)
     http.start()
-
-
-def _create_region(num_bytes: int) -> SharedRegion:
-    """The pool's memory. Linux would promise more than there is, and kill the process when it is used."""
-    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if num_bytes > host_bytes:
-        raise OSError(f"pool_bytes is {num_bytes}; this host has {host_bytes} bytes of memory")
-    return SharedRegion.create("ec-producer-pool", num_bytes)
 
 
 def _open_pool(config: ServeConfig, region: SharedRegion, epoch: int, metrics: Metrics) -> EmbeddingPool:
@@ -186,16 +182,27 @@ def _open_files(config: ServeConfig, pool: EmbeddingPool) -> FileOutlet | None:
     )
 
 
-def _start_encoder(
-    config: ServeConfig, region: SharedRegion, metrics: Metrics, stack: AsyncExitStack
-) -> "tuple[VllmEncoder, ModelInfo, Preprocessor]":
-    """Loads the model, while the preprocessing processes start beside it."""
-    from producer.decode import MODALITIES
-    from producer.media_limits import MediaLimits
-    from producer.runner.encoder import VllmEncoder
-    from producer.runner.pinned import pinned
+def _read_model(config: ServeConfig) -> "VllmEncoder":
+    """Imports vLLM, reads the model's configuration, and has processes share both: from here on they are its forks.
 
-    encoder = VllmEncoder(
+    What must not be in them comes later: credentials, the pool, gRPC, the device. What can be seen to be wrong with
+    those is said before, since this takes long.
+    """
+    with early_checks.claimed(config.listen):
+        early_checks.check(config)
+        with fork_server.one_thread():
+            encoder = _make_encoder(config)
+            process_setup.freeze()
+            fork_server.start()
+    return encoder
+
+
+def _make_encoder(config: ServeConfig) -> "VllmEncoder":
+    from producer import preprocess_worker  # noqa: F401  # for the processes
+    from producer.decode import MODALITIES
+    from producer.runner.encoder import VllmEncoder
+
+    return VllmEncoder(
         model=config.model,
         dtype=config.dtype,
         mm_encoder_attn_backend=config.mm_encoder_attn_backend,
@@ -207,6 +214,14 @@ def _start_encoder(
         fidelity=config.fidelity,
         compile_mm_encoder=config.compile_mm_encoder,
     )
+
+
+def _start_preprocessor(
+    config: ServeConfig, encoder: "VllmEncoder", metrics: Metrics, stack: AsyncExitStack
+) -> Preprocessor:
+    """Its processes start while the weights are loaded."""
+    from producer.media_limits import MediaLimits
+
     preprocessor = Preprocessor(
         encoder.model_config,
         encoder.forms,
@@ -220,16 +235,23 @@ def _start_encoder(
             max_video_frames=config.max_video_frames,
             max_audio_s=config.max_audio_s,
         ),
+        hashes=bool(config.publish_files),
         metrics=metrics,
     )
     stack.callback(preprocessor.close)
     preprocessor.start()
+    return preprocessor
+
+
+def _load(encoder: "VllmEncoder", region: SharedRegion, metrics: Metrics, stack: AsyncExitStack) -> ModelInfo:
+    from producer.runner.pinned import pinned
+
     stack.callback(encoder.close)
     model = encoder.load()
     stack.enter_context(pinned(region.address, region.num_bytes, encoder.device))
     versions = {name: model.versions.get(name, "") for name in ("torch", "vllm")}
     metrics.model.info({"model": model.model, "dtype": model.dtype, "attention": model.attention_backend, **versions})
-    return encoder, model, preprocessor
+    return model
 
 
 def _start_steps(
@@ -272,7 +294,7 @@ def _open_admission(
 ) -> Admission:
     return Admission(
         pool,
-        preprocessor.prepare,
+        preprocessor.submit,
         loop.submit,
         fingerprint=model.fingerprint,
         modalities=tuple(model.widths),

@@ -1,6 +1,5 @@
 """What becomes known of a call while it is answered, for its line in the log and its span. For the event loop."""
 
-from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ class CallNotes:
     """Of one call: names and numbers, never what a client sent; and its items' outcomes, each with how many had it."""
 
     fields: dict[str, Value] = field(default_factory=dict)
-    outcomes: "Counter[str]" = field(default_factory=Counter)
+    outcomes: dict[str, int] = field(default_factory=dict)
 
 
 _current: ContextVar[CallNotes | None] = ContextVar("call_notes", default=None)
@@ -36,4 +35,4 @@ def count(outcome: str) -> None:
     """One more item with this outcome."""
     notes = _current.get()
     if notes is not None:
-        notes.outcomes[outcome] += 1
+        notes.outcomes[outcome] = notes.outcomes.get(outcome, 0) + 1

@@ -8,12 +8,13 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from time import monotonic, perf_counter
 from typing import Any
 
 import grpc
+from prometheus_client import Counter
 
 from producer import call_notes
 from producer.call_notes import CallNotes
@@ -39,6 +40,7 @@ class CallRecorder(grpc.aio.ServerInterceptor):
 
     def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self._requests = metrics.requests
+        self._counts: dict[tuple[str, str], Counter] = {}  # at most one for each method and status
         self._tracing = tracing
         self._recorded: dict[tuple[str, int], tuple[Any, Any]] = {}  # a handler as it was, and as it is recorded
 
@@ -51,15 +53,14 @@ class CallRecorder(grpc.aio.ServerInterceptor):
         details: Any = handler_call_details
         name = _NAMES.get(details.method, OTHER)
         if handler is None:
-            self._requests.labels(name, grpc.StatusCode.UNIMPLEMENTED.name).inc()
+            self._count(name, grpc.StatusCode.UNIMPLEMENTED.name)
             return None
-        key = name, id(handler)
-        if key not in self._recorded:
-            made = self._record(name, handler)
-            if len(self._recorded) >= _MOST_HANDLERS:
-                return made
-            self._recorded[key] = handler, made  # kept, or its id could become another's
-        return self._recorded[key][1]
+        found = self._recorded.get((name, id(handler)))
+        if found is None:
+            found = handler, self._record(name, handler)
+            if len(self._recorded) < _MOST_HANDLERS:
+                self._recorded[name, id(handler)] = found  # with the handler, or its id could become another's
+        return found[1]
 
     def _record(self, name: str, handler: Any) -> Any:
         streams = (handler.request_streaming, handler.response_streaming)
@@ -71,48 +72,69 @@ class CallRecorder(grpc.aio.ServerInterceptor):
 
     def _coroutine(self, name: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
-            with self._recording(name, context):
-                return await behaviour(request, context)
+            begun = self._begin(name, context)
+            try:
+                response = await behaviour(request, context)
+            except BaseException as error:
+                self._end(begun, context, error)
+                raise
+            self._end(begun, context, None)
+            return response
 
         return call
 
     def _generator(self, name: str, behaviour: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._recording(name, context):
+            begun = self._begin(name, context)
+            try:
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         yield response
+            except BaseException as error:
+                self._end(begun, context, error)
+                raise
+            self._end(begun, context, None)
 
         return call
 
-    @contextmanager
-    def _recording(self, name: str, context: Any) -> Iterator[None]:
-        """The call, from its metadata to its end. It has a task of its own, so that what is set here stays within.
+    def _begin(self, name: str, context: Any) -> "_Call":
+        """The call has its metadata. It has a task of its own, so that what is set here stays within."""
+        left_s = context.time_remaining()
+        call = _Call(name, math.inf if left_s is None else monotonic() + left_s)
+        if name != OTHER:
+            call.open(context, self._tracing)
+        return call
+
+    def _end(self, call: "_Call", context: Any, error: BaseException | None) -> None:
+        """The call is over.
 
         A stream that its client left ends when its generator is collected. Nothing may be asked of the context then:
         gRPC has freed what it is about, and asking ends the process.
         """
-        left_s = context.time_remaining()
-        deadline_s = math.inf if left_s is None else monotonic() + left_s
-        call = None if name == OTHER else _Call(name, context, self._tracing)
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            code = code_of(error, context, deadline_s)
-            self._requests.labels(name, code).inc()
-            if call is not None:
-                call.end(code)
+        code = code_of(error, context, call.deadline_s)
+        self._count(call.name, code)
+        call.end(code)
+
+    def _count(self, name: str, code: str) -> None:
+        count = self._counts.get((name, code))
+        if count is None:
+            count = self._counts[name, code] = self._requests.labels(name, code)
+        count.inc()
 
 
 class _Call:
-    """A call under way: its notes, and its span where it is traced."""
+    """A call under way: its notes, and its span where it is traced; neither where it was not opened."""
 
-    def __init__(self, name: str, context: Any, tracing: Tracing | None) -> None:
-        self._name = name
+    __slots__ = ("_client", "_notes", "_since_s", "_span", "_tracing", "deadline_s", "name")
+
+    def __init__(self, name: str, deadline_s: float) -> None:
+        """It is to end by `deadline_s` (time.monotonic)."""
+        self.name = name
+        self.deadline_s = deadline_s
+        self._notes: CallNotes | None = None
+
+    def open(self, context: Any, tracing: Tracing | None) -> None:
+        """Gives it an id, which the client gets, and begins what is noted of it."""
         self._client = client_of(context)
         self._tracing = tracing
         self._span: Span | None = None
@@ -120,30 +142,31 @@ class _Call:
         context.set_trailing_metadata(((REQUEST_ID_HEADER, origin.request_id),))
         set_current(origin)
         if tracing is not None:
-            self._span = tracing.begin(name, kind="server")
+            self._span = tracing.begin(self.name, kind="server")
             set_current(self._span.origin)
         self._notes = call_notes.begin()
         self._since_s = perf_counter()
 
     def end(self, code: str) -> None:
         """Its line, and the end of its span."""
-        self._log(code)
+        if self._notes is None:
+            return
+        self._log(code, self._notes)
         if self._span is not None and self._tracing is not None:
             _finish(self._span, code, self._notes)
             self._tracing.end(self._span)
 
-    def _log(self, code: str) -> None:
-        notes = self._notes
+    def _log(self, code: str, notes: CallNotes) -> None:
         is_fine = code == _OK and notes.outcomes.keys() <= {_OK}
         level = logging.DEBUG if is_fine else logging.INFO
         if not logger.isEnabledFor(level):
             return
         seconds = round(perf_counter() - self._since_s, 4)
-        fields: dict[str, Any] = {"method": self._name, "code": code, **notes.fields, "seconds": seconds}
+        fields: dict[str, Any] = {"method": self.name, "code": code, **notes.fields, "seconds": seconds}
         if notes.outcomes:
             fields["items"] = ", ".join(f"{count} {outcome}" for outcome, count in sorted(notes.outcomes.items()))
         fields["client"] = self._client
-        logger.log(level, "%s ended with %s", self._name, code, extra={"fields": fields})
+        logger.log(level, "%s ended with %s", self.name, code, extra={"fields": fields})
 
 
 def _finish(span: Span, code: str, notes: CallNotes) -> None:

@@ -1,7 +1,6 @@
 """`ec-producer serve | encode | doctor`: the only reader of flags and environment."""
 
 import argparse
-import asyncio
 import dataclasses
 import logging
 import os
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from producer import __version__, logs
+from producer import __version__, event_loop, logs, process_setup
 from producer.config import ServeConfig, parse_bytes, parse_object, split_address
 from producer.logs import LogSettings
 from producer.wire.credential_files import CredentialFileError
@@ -105,6 +104,7 @@ def _serve(options: argparse.Namespace) -> int:
         return _fail(error, 2)
     _configure_logging(config)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    process_setup.before_imports()
     try:
         from producer.app import serve
     except ImportError as error:
@@ -115,7 +115,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     known = (UnsupportedModelError, TransportUnavailableError, TransportError, TracingUnavailableError, OSError)
     try:
-        asyncio.run(serve(config))
+        event_loop.run(serve(config))
     except known as error:
         return _fail(error, 1)
     return 0

@@ -77,7 +77,9 @@ class Decoder:
             except Exception as error:  # decoders raise what they like at hostile bytes
                 raise _plain(error) from error
         shape, rate_hz = item.decoded.shape, item.decoded.rate_hz
-        data = bytearray(item.data)  # arrays that can be written to, as decoders return them
+        data: Any = item.data
+        if not isinstance(data, bytearray):
+            data = bytearray(data)  # arrays that can be written to, as decoders return them
         if item.modality == "audio":
             samples = np.frombuffer(data, "<f4").reshape(shape)
             self._limits.check_samples(samples, rate_hz)

@@ -4,7 +4,6 @@ Bytes enter once, through `put`, and leave through transports or `open_block`. A
 rewritten; every lease ends by release or by expiry. Thread-safe.
 """
 
-import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -15,11 +14,61 @@ from producer.core import EmbeddingInfo, Lease
 from producer.errors import InvalidItemError, NotFoundError, OverloadedError
 from producer.memory.block_store import Block, BlockStore, StoreFullError
 from producer.memory.region import SharedRegion
-from producer.wire.block import BlockIdentity, invalidate_block, write_block
+from producer.wire.block import BlockIdentity, invalidate_block, rows_of, seal_block
 from producer.wire.contract import Reason
+from producer.wire.random_ids import random_id
 
 LEASE_MARGIN_S = 10.0
 """How much longer than its holder knows a lease pins: a read that began in time may still be under way."""
+
+
+_MOST_EXPIRED = 256
+"""Leases whose end one call notices at most: about a millisecond."""
+
+
+class Room:
+    """A block of the pool that is being written. Its holder fills `rows`, from any thread, then commits or aborts.
+
+    As a context manager it is committed at the end, or aborted where the body raises.
+    """
+
+    __slots__ = ("_block", "_identity", "_info", "_store", "_view")
+
+    def __init__(
+        self, store: BlockStore, block: Block, view: memoryview, identity: BlockIdentity, info: EmbeddingInfo
+    ) -> None:
+        """`view` is all of `block`."""
+        self._store = store
+        self._block = block
+        self._view = view
+        self._identity = identity
+        self._info = info
+
+    @property
+    def rows(self) -> memoryview:
+        """Where the embedding's bytes belong, row-major."""
+        return rows_of(self._view, self._info.shape)
+
+    def commit(self) -> None:
+        """All rows lie there: the embedding is whole, and visible from now on."""
+        seal_block(self._view, self._identity, self._info.shape)
+        self._store.commit(self._block, self._info)
+
+    def abort(self) -> None:
+        """Gives the room back. Nobody may be writing there any more."""
+        self._store.free(self._block)
+
+    def __enter__(self) -> memoryview:
+        return self.rows
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            return self.abort()
+        try:
+            self.commit()
+        except BaseException:
+            self.abort()
+            raise
 
 
 class EmbeddingPool:
@@ -66,6 +115,19 @@ class EmbeddingPool:
         """Publishes an embedding, whole or not at all; `rows` are its bytes, row-major.
 
         Raises:
+            InvalidItemError, OverloadedError: as for `reserve`.
+        """
+        room = self.reserve(key, info)
+        if room is None:
+            return  # an encode that its clients had given up on was finished all the same
+        with room as place:
+            assert rows.nbytes == place.nbytes, (rows.nbytes, info.shape)
+            place[:] = rows
+
+    def reserve(self, key: str, info: EmbeddingInfo) -> "Room | None":
+        """Room for an embedding, which nobody sees before it is committed; None where it is in the pool already.
+
+        Raises:
             InvalidItemError: it is larger than the whole pool.
             OverloadedError: everything in the pool is pinned.
         """
@@ -76,20 +138,10 @@ class EmbeddingPool:
             )
         self.expire()
         if self._store.lookup(key) is not None:
-            return  # an encode that its clients had given up on was finished all the same
-        try:
-            block = self._store.reserve(key, info.shape.block_bytes)
-        except StoreFullError as error:
-            raise OverloadedError(
-                Reason.POOL_FULL, f"the embedding pool is full of leased embeddings: {error}"
-            ) from None
-        try:
-            identity = BlockIdentity(key=bytes.fromhex(key), epoch=self._epoch, generation=block.generation)
-            write_block(self._view(block), identity, info.shape, rows)
-        except BaseException:
-            self._store.free(block)
-            raise
-        self._store.commit(block, info)
+            return None
+        block = self._reserve(key, info.shape.block_bytes)
+        identity = BlockIdentity(key=bytes.fromhex(key), epoch=self._epoch, generation=block.generation)
+        return Room(self._store, block, self._view(block), identity, info)
 
     def grant(self, key: str, transport: str = "", *, replaces: str = "") -> Lease:
         """A new lease on the embedding of `key`.
@@ -103,7 +155,15 @@ class EmbeddingPool:
             NotFoundError: it is not in the pool.
             OverloadedError: too many leases.
         """
-        self.expire()
+        lease = self.find(key, transport, replaces=replaces)
+        if lease is None:
+            raise NotFoundError(Reason.NOT_IN_POOL, f"no embedding of key {key[:64]} is in the pool")
+        return lease
+
+    def find(self, key: str, transport: str = "", *, replaces: str = "") -> Lease | None:
+        """As `grant`; None where the embedding is not in the pool."""
+        while self.expire() and len(self._leases) >= self._max_leases:
+            pass
         with self._lock:
             old, _ = self._leases.get(replaces, (None, None))
             replaced = old is not None and old.key == key
@@ -111,12 +171,12 @@ class EmbeddingPool:
                 raise OverloadedError(Reason.TOO_MANY_LEASES, f"{self._max_leases} leases are held already")
             block = self._store.pin(key)
             if block is None:
-                raise NotFoundError(Reason.NOT_IN_POOL, f"no embedding of key {key[:64]} is in the pool")
+                return None
             if replaced:
                 del self._leases[replaces]
                 self._store.unpin(block)
             lease = Lease(
-                lease_id=secrets.token_hex(16),
+                lease_id=random_id(),
                 key=key,
                 transport=transport,
                 info=block.info,
@@ -141,18 +201,22 @@ class EmbeddingPool:
         """Seconds since the lease was granted."""
         return self._clock() + self._lease_s + LEASE_MARGIN_S - lease.expires_at_s
 
-    def expire(self) -> None:
-        """Ends the leases whose time is over."""
+    def expire(self) -> bool:
+        """Ends leases whose time is over, the oldest first and 256 at most; whether there may be more of them.
+
+        So that thousands which end together stop nobody for long: who needs their room asks again.
+        """
         now = self._clock()
-        while True:
+        for _ in range(_MOST_EXPIRED):
             with self._lock:
                 oldest = next(iter(self._leases.values()), None)
                 if oldest is None or oldest[0].expires_at_s > now:
-                    return
+                    return False
                 del self._leases[oldest[0].lease_id]
                 self.num_expired += 1
             self._store.unpin(oldest[1])
             self._on_expiry(oldest[0])
+        return True
 
     @contextmanager
     def open_block(self, lease_id: str) -> Iterator[memoryview]:
@@ -164,13 +228,26 @@ class EmbeddingPool:
         self.expire()
         with self._lock:
             lease, _ = self._leases.get(lease_id, (None, None))
-            block = self._store.pin(lease.key) if lease else None
+            has_ended = lease is None or lease.expires_at_s <= self._clock()
+            block = None if lease is None or has_ended else self._store.pin(lease.key)
         if block is None:
             raise NotFoundError(Reason.LEASE_ENDED, f"lease {lease_id[:64]} does not exist or has ended")
         try:
             yield self._view(block).toreadonly()
         finally:
             self._store.unpin(block)
+
+    def _reserve(self, key: str, num_bytes: int) -> Block:
+        """A block, for which leases are ended whose time is over if there is no other room."""
+        while True:
+            try:
+                return self._store.reserve(key, num_bytes)
+            except StoreFullError as error:
+                why = f"the embedding pool is full of leased embeddings: {error}"
+            before = self.num_expired
+            self.expire()
+            if self.num_expired == before:
+                raise OverloadedError(Reason.POOL_FULL, why)
 
     def _view(self, block: Block) -> memoryview:
         return self._region.view[block.offset : block.offset + block.num_bytes]

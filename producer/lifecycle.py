@@ -39,15 +39,19 @@ def probes(
 
 
 async def watch(
-    stop: asyncio.Event, health: Health, loop: StepLoop, sweeps: Sequence[Callable[[], None]], *, stall_exit_s: float
+    stop: asyncio.Event, health: Health, loop: StepLoop, sweeps: Sequence[Callable[[], object]], *, stall_exit_s: float
 ) -> None:
-    """Until `stop`: says how the parts are, and ends what is over although nobody asks. It exits where all is lost."""
+    """Until `stop`: says how the parts are, and ends what is over although nobody asks. It exits where all is lost.
+
+    One of `sweeps` that returns True has more to end, and is called again after others had their turn.
+    """
     while not stop.is_set():
         await health.check()
         if loop.lost or loop.stalled_s > stall_exit_s:
             exit_at_once(1, f"only a restart helps: {loop.lost or 'the step in hand is stuck'}")
         for sweep in sweeps:
-            sweep()
+            while sweep():  # noqa: ASYNC110  # it is not waited for: it works
+                await asyncio.sleep(0)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), _SWEEP_S)
     await health.stop()

@@ -5,8 +5,10 @@ the service go on.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Mapping
+from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Preprocessor:
-    """Owns the processes. All methods are for the event loop's thread."""
+    """Owns the processes. Thread-safe."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Preprocessor:
         timeout_s: float = 30.0,
         memory_bytes: int = 4 << 30,
         limits: "MediaLimits | None" = None,
+        hashes: bool = True,
         metrics: Metrics,
     ) -> None:
         """A pool of `num_workers` processes for `model_config`, not started yet.
@@ -50,6 +53,7 @@ class Preprocessor:
             timeout_s: what an item may take in a process.
             memory_bytes: what an item may take of a process's memory.
             limits: what a file may have; by default what fits into the default memory.
+            hashes: whether anybody wants vLLM's hash of an item.
             metrics: where its time, and the processes, are counted.
         """
         from producer import preprocess_worker
@@ -60,7 +64,7 @@ class Preprocessor:
         self._pool = WorkerPool(
             num_workers,
             preprocess_worker.make,
-            (model_config, dict(forms), limits or MediaLimits()),
+            (model_config, dict(forms), limits or MediaLimits(), hashes),
             timeout_s=timeout_s,
             memory_bytes=memory_bytes,
             preload=preprocess_worker.modules(model_config),
@@ -82,34 +86,59 @@ class Preprocessor:
         """Why nothing can be preprocessed, once no process has been ready for too long; else None."""
         return self._pool.down_reason()
 
-    async def prepare(self, key: str, item: MediaItem) -> PreparedItem:
-        """The encoder's inputs for `item`.
+    def submit(self, key: str, item: MediaItem) -> "Future[PreparedItem]":
+        """The encoder's inputs for `item`. The future ends on another thread; cancelled in time, nothing is done.
 
-        Raises:
+        Its errors are:
             InvalidItemError: the file cannot be decoded, or takes too many rows, too long or too much memory, or
                 crashes the decoder.
             InternalError: the processes died over it by another cause, or preprocessing failed in an unforeseen way.
-            UnavailableError: no process starts, or all of them were ended.
+            UnavailableError: no process starts, or all of them were ended; raised here, too.
         """
         from producer import preprocess_worker
 
         if why := self.down_reason():
             raise UnavailableError(Reason.WORKER_DIED, f"preprocessing is down: {why}")
+        finish = functools.partial(self._finish, key, item.modality, perf_counter())
         try:
-            answer, waited_s = await self._ask(preprocess_worker.request(item))
-            prepared = preprocess_worker.prepared(answer)
+            return self._pool.submit(preprocess_worker.request(item), finish)
+        except PoolClosedError as error:
+            raise self._service_error(item.modality, error) from None
+
+    async def prepare(self, key: str, item: MediaItem) -> PreparedItem:
+        """As `submit`, for who waits for it on an event loop."""
+        return await asyncio.wrap_future(self.submit(key, item))
+
+    def close(self) -> None:
+        """Ends the processes; files in hand are refused."""
+        self._pool.close()
+
+    def _finish(
+        self, key: str, modality: str, submitted_s: float, outcome: Message | Exception, begun_s: float | None
+    ) -> PreparedItem:
+        """On a thread of the pool: what has become of an item."""
+        from producer import preprocess_worker
+
+        waited_s = 0.0
+        if begun_s is not None:
+            waited_s = begun_s - submitted_s
+            self._seconds.observe(perf_counter() - begun_s)
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            prepared = preprocess_worker.prepared(outcome)
         except preprocess_worker.MediaError as error:
             raise InvalidItemError(error.reason, str(error)) from None
         except Exception as error:
-            raise self._service_error(item, error) from error
+            raise self._service_error(modality, error) from error
         if prepared.num_rows > self._max_rows:
             raise InvalidItemError(
                 Reason.MEDIA_TOO_LARGE,
-                f"the {item.modality} needs {prepared.num_rows} rows; at most {self._max_rows} are allowed",
+                f"the {modality} needs {prepared.num_rows} rows; at most {self._max_rows} are allowed",
             )
         return PreparedItem(
             key=key,
-            modality=item.modality,
+            modality=modality,
             mm_hash=prepared.mm_hash,
             num_rows=prepared.num_rows,
             content_part=prepared.content_part,
@@ -117,34 +146,18 @@ class Preprocessor:
             waited_s=waited_s,
         )
 
-    def close(self) -> None:
-        """Ends the processes; files in hand are refused."""
-        self._pool.close()
-
-    async def _ask(self, request: Message) -> tuple[Message, float]:
-        """A process's answer, and the seconds until one took the request."""
-        submitted_s = perf_counter()
-        future = self._pool.submit(request)
-        try:
-            answer = await asyncio.wrap_future(future)
-        finally:
-            if future.begun_s is not None:
-                self._seconds.observe(perf_counter() - future.begun_s)
-        assert future.begun_s is not None
-        return answer, future.begun_s - submitted_s
-
-    def _service_error(self, item: MediaItem, error: Exception) -> ServiceError:
+    def _service_error(self, modality: str, error: Exception) -> ServiceError:
         """The one outcome of an item that the pool did not do."""
         match error:
             case WorkerTimeoutError():
                 return InvalidItemError(
                     Reason.MEDIA_TOO_SLOW,
-                    f"the {item.modality} took more than {self._timeout_s:g} s to decode and preprocess",
+                    f"the {modality} took more than {self._timeout_s:g} s to decode and preprocess",
                 )
             case WorkerDiedError(crashed=True):
                 return InvalidItemError(
                     Reason.MEDIA_CRASHES_DECODER,
-                    f"the process that decoded this {item.modality} died, twice; the file is refused",
+                    f"the process that decoded this {modality} died, twice; the file is refused",
                 )
             case WorkerDiedError():
                 return InternalError(Reason.WORKER_DIED, "the process that preprocessed this item died")

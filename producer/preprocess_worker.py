@@ -1,8 +1,11 @@
 """What runs in a preprocessing process: one media file → the model's inputs, with vLLM's own decoder and processor."""
 
+import contextlib
+import ctypes
+import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,9 +13,10 @@ from vllm.config import ModelConfig
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from producer.core import ContentPart, DecodedForm, MediaItem
+from producer.cutter import Cutter, Grid, find_cutter
 from producer.decode import Decoder
 from producer.media_limits import MediaLimits, MediaTooLargeError
-from producer.stand_in import Processor, StandIns
+from producer.stand_in import ProcessedItem, Processor, StandIns
 from producer.wire.contract import Reason
 from producer.wire.origin import current
 from producer.worker_main import Message, MessageError, Work
@@ -20,6 +24,12 @@ from producer.worker_main import Message, MessageError, Work
 _OUT_OF_MEMORY = re.compile("allocate memory|insufficient memory|out of memory|bad_alloc|enough memory", re.IGNORECASE)
 """What libraries say that have errors of their own for it."""
 _MAX_CAUSES = 16
+_INLINE_BYTES = 256
+"""From this size on, a tensor is a frame of its own: the pixels of any image are."""
+_MAX_GRIDS = 4096
+"""Grids of which it is kept what is the same for all their images, about 1 KB each."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 64 << 20
 _ADDRESS = re.compile(r"\s*<[^>]* at 0x[0-9a-fA-F]+>|\s*0x[0-9a-fA-F]{6,}|(?<!\w)/[\w./-]+")
 
 
@@ -44,12 +54,17 @@ class MediaError(Exception):
 class _Worker:
     """The process's decoders and processor. One thread uses it."""
 
-    def __init__(self, model_config: ModelConfig, forms: Mapping[str, str], limits: MediaLimits) -> None:
+    def __init__(
+        self, model_config: ModelConfig, forms: Mapping[str, str], limits: MediaLimits, hashes: bool = True
+    ) -> None:
         self._decoder = Decoder(model_config, limits)
         self._processor = Processor(model_config)
         self._stand_ins = StandIns(model_config, self._processor)
         self._forms = forms
-        self._encoder = MsgpackEncoder()
+        self._hashes = hashes
+        self._encoder = MsgpackEncoder(_INLINE_BYTES)
+        self._cutter = find_cutter(self._processor, hashes=hashes) if forms.get("image") == "metadata" else None
+        self._lean = functools.lru_cache(_MAX_GRIDS)(self._without_pixels)
 
     def prepare(self, item: MediaItem) -> Prepared:
         """
@@ -72,18 +87,32 @@ class _Worker:
                 raise
             reason = Reason.MEDIA_TOO_LARGE if isinstance(error, MediaTooLargeError) else Reason.MEDIA_UNREADABLE
             raise MediaError(_for_sender(f"the {item.modality} cannot be decoded", error), reason) from None
-        try:
+        if self._cutter is not None and item.modality == "image":
+            return self._cut(self._cutter, media)
+        with _refusals(item.modality):
             processed = self._processor.process(item.modality, media)
-        except ValueError as error:
-            if _is_out_of_memory(error):
-                raise
-            cause = error.__cause__
-            why = cause if isinstance(cause, ValueError) else error  # vLLM wraps it in a dump of what it was given
-            raise MediaError(_for_sender(f"the model's processor refuses this {item.modality}", why)) from None
+        return self._prepared(processed)
+
+    def _cut(self, cutter: Cutter, image: Any) -> Prepared:
+        """As `_prepare`, with compact pixels."""
+        with _refusals("image"):
+            patches, grid = cutter.cut(image)
+        lean = self._lean(grid)
+        mm_hash = self._processor.mm_hash("image", image) if self._hashes else ""
+        return replace(lean, mm_hash=mm_hash, inputs=[*lean.inputs, patches.data.cast("B")])
+
+    def _without_pixels(self, grid: Grid) -> Prepared:
+        """What is the same for all images of this grid: `inputs` lack the last frame, which are the patches."""
+        assert self._cutter is not None
+        prepared = self._prepared(self._cutter.processed(grid))
+        head, _ = prepared.inputs
+        return replace(prepared, inputs=[head])
+
+    def _prepared(self, processed: ProcessedItem) -> Prepared:
         return Prepared(
             mm_hash=processed.mm_hash,
             num_rows=processed.num_rows,
-            content_part=self._stand_ins.part(self._forms[item.modality], processed),
+            content_part=self._stand_ins.part(self._forms[processed.modality], processed),
             inputs=self._encoder.encode(processed.kwargs),
         )
 
@@ -107,10 +136,29 @@ def modules(model_config: ModelConfig) -> list[str]:
     return [__name__, get_model_architecture(model_config)[0].__module__]
 
 
-def make(model_config: ModelConfig, forms: Mapping[str, str], limits: MediaLimits) -> Work:
-    """Runs once in each process, before its first file; what it returns answers what `request` makes."""
+def make(model_config: ModelConfig, forms: Mapping[str, str], limits: MediaLimits, hashes: bool = True) -> Work:
+    """Runs once in each process, before its first file; what it returns answers what `request` makes.
+
+    Args:
+        model_config: vLLM's.
+        forms: by modality, the form of the content part that stands for an item.
+        limits: what a file may have.
+        hashes: whether anybody wants `mm_hash`; it is "" of a compact image otherwise.
+    """
     torch.set_num_threads(1)
-    return _Worker(model_config, forms, limits).answer
+    _keep_freed_memory()
+    return _Worker(model_config, forms, limits, hashes).answer
+
+
+def _keep_freed_memory() -> None:
+    """Has malloc keep up to `_KEPT_BYTES` that were freed: what the kernel takes back, it clears for the next file.
+
+    For a photograph that may take longer than to decode it. Other C libraries than glibc do as they like.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)  # which is the most that there is
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def request(item: MediaItem) -> Message:
@@ -143,10 +191,23 @@ def prepared(answer: Message) -> Prepared:
 
 def _item(message: Message) -> MediaItem:
     fields, (data,) = message.fields, message.frames
-    form = None
-    if fields["shape"] is not None:
-        form = DecodedForm(shape=tuple(fields["shape"]), rate_hz=fields["rate_hz"])
-    return MediaItem(modality=fields["modality"], data=bytes(data), decoded=form)
+    if fields["shape"] is None:
+        return MediaItem(modality=fields["modality"], data=bytes(data))
+    form = DecodedForm(shape=tuple(fields["shape"]), rate_hz=fields["rate_hz"])
+    return MediaItem(modality=fields["modality"], data=data, decoded=form)  # as it came, which is the decoder's to use
+
+
+@contextlib.contextmanager
+def _refusals(modality: str) -> Iterator[None]:
+    """Makes a MediaError of the ValueError with which a processor refuses a file, as it does within."""
+    try:
+        yield
+    except ValueError as error:
+        if _is_out_of_memory(error):
+            raise
+        cause = error.__cause__
+        why = cause if isinstance(cause, ValueError) else error  # vLLM wraps it in a dump of what it was given
+        raise MediaError(_for_sender(f"the model's processor refuses this {modality}", why)) from None
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -29,6 +29,9 @@ class Publisher:
         shape = EmbeddingShape(
             num_rows=item.num_rows, width=embedding.shape[1], dtype=str(embedding.dtype).removeprefix("torch.")
         )
-        rows = embedding.contiguous().cpu().view(torch.uint8).numpy()
         info = EmbeddingInfo(modality=item.modality, mm_hash=item.mm_hash, shape=shape, content_part=item.content_part)
-        self._pool.put(item.key, info, memoryview(rows).cast("B"))
+        room = self._pool.reserve(item.key, info)
+        if room is None:
+            return  # an encode that its clients had given up on was finished all the same
+        with room as rows:  # copied by PyTorch: from any device, and others may run meanwhile
+            torch.frombuffer(rows, dtype=embedding.dtype).view(embedding.shape).copy_(embedding)

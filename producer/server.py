@@ -1,19 +1,19 @@
 """The gRPC service: messages in, messages out. No logic of its own."""
 
 import asyncio
-import functools
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any
 
 import grpc
+from prometheus_client import Counter
 
 from producer import call_notes
 from producer.admission import Admission
 from producer.clients import Clients
-from producer.core import Lease
+from producer.core import Lease, MediaItem
 from producer.embedding_pool import EmbeddingPool
 from producer.errors import (
     DeadlineError,
@@ -37,6 +37,8 @@ from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_OK, _CANCELLED = grpc.StatusCode.OK.name, grpc.StatusCode.CANCELLED.name
 
 
 class Servicer(EncoderCacheServicer):
@@ -68,18 +70,21 @@ class Servicer(EncoderCacheServicer):
         self._stream_idle_s = stream_idle_s
         self._streams = asyncio.Semaphore(max_streams)
         self._clients = Clients(info.limits.max_client_items)
+        self._counts: dict[str, Counter] = {}  # of items, by status
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
+        items = [media_item(item) for item in request.items]  # each access to a field copies its bytes
         try:
-            self._check(request)
+            self._check(request, items)
         except ServiceError as error:
             await self._abort(context, error)
         leases: list[Lease] = []
-        encode = functools.partial(
-            self._encode, leases=leases, deadline_s=_deadline_s(context), client=client_of(context)
-        )
-        try:
-            outcomes = await asyncio.gather(*(encode(*item) for item in enumerate(request.items)))
+        deadline_s, client = _deadline_s(context), client_of(context)
+        encoding = [
+            self._encode(index, item, leases, deadline_s=deadline_s, client=client) for index, item in enumerate(items)
+        ]
+        try:  # one item, the most frequent number, needs no task of its own
+            outcomes = [await encoding[0]] if len(encoding) == 1 else await asyncio.gather(*encoding)
         except asyncio.CancelledError:
             for lease in leases:  # nobody will ever hear of them
                 self._pool.release(lease.lease_id)
@@ -91,7 +96,11 @@ class Servicer(EncoderCacheServicer):
     ) -> AsyncIterator[pb.EncodeStreamResponse]:
         if self._streams.locked():
             await self._abort(context, OverloadedError(Reason.TOO_MANY_STREAMS, "as many streams as allowed are open"))
-        encode = functools.partial(self._encode, deadline_s=_deadline_s(context), client=client_of(context))
+        deadline_s, client = _deadline_s(context), client_of(context)
+
+        def encode(index: int, item: pb.MediaItem, leases: list[Lease]) -> Awaitable[pb.ItemOutcome]:
+            return self._encode(index, media_item(item), leases, deadline_s=deadline_s, client=client)
+
         stream = ItemStream(encode, self._info.limits.max_items_per_request, idle_s=self._stream_idle_s)
         async with self._streams:
             reading = asyncio.create_task(stream.read(request_iterator))
@@ -137,15 +146,15 @@ class Servicer(EncoderCacheServicer):
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         return self._info
 
-    def _check(self, request: pb.EncodeRequest) -> None:
+    def _check(self, request: pb.EncodeRequest, items: Sequence[MediaItem]) -> None:
         self._check_fit(request.wire_version or WIRE_VERSION, request.fingerprint)
         limits = self._info.limits
         most = limits.max_items_per_request
-        if not 1 <= len(request.items) <= most:
+        if not 1 <= len(items) <= most:
             raise InvalidRequestError(
-                Reason.MALFORMED_REQUEST, f"the request has {len(request.items)} items; allowed are 1 to {most}"
+                Reason.MALFORMED_REQUEST, f"the request has {len(items)} items; allowed are 1 to {most}"
             )
-        num_bytes = sum(len(item.data) + len(item.decoded.data) for item in request.items)
+        num_bytes = sum(len(item.data) for item in items)
         if num_bytes > limits.max_request_bytes:
             raise InvalidRequestError(
                 Reason.REQUEST_TOO_LARGE,
@@ -173,14 +182,14 @@ class Servicer(EncoderCacheServicer):
             )
 
     async def _encode(
-        self, index: int, item: pb.MediaItem, leases: list[Lease], *, deadline_s: float, client: str
+        self, index: int, item: MediaItem, leases: list[Lease], *, deadline_s: float, client: str
     ) -> pb.ItemOutcome:
         """The one outcome of an item; its lease, if it has one, goes into `leases` too."""
         try:
             with self._clients.permit(client):
-                lease = await self._admission.encode(media_item(item), deadline_s)
+                lease = await self._admission.encode(item, deadline_s)
         except asyncio.CancelledError:
-            self._metrics.items.labels(grpc.StatusCode.CANCELLED.name).inc()
+            self._count(_CANCELLED)
             raise
         except ServiceError as error:
             return self._failed(index, error)
@@ -189,16 +198,23 @@ class Servicer(EncoderCacheServicer):
             reason = f"encoding failed: {type(error).__name__}"
             return self._failed(index, InternalError(Reason.ENCODE_FAILED, reason))
         leases.append(lease)
-        self._metrics.items.labels(grpc.StatusCode.OK.name).inc()
-        call_notes.count(grpc.StatusCode.OK.name)
+        self._count(_OK)
+        call_notes.count(_OK)
         return pb.ItemOutcome(ticket=self._ticket(lease))
 
     def _failed(self, index: int, error: ServiceError) -> pb.ItemOutcome:
         code = status_code(error).name
-        self._metrics.items.labels(code).inc()
+        self._count(code)
         self._errors.add("item", code, error.reason.value)
         call_notes.count(f"{code} {error.reason.value}")
         return pb.ItemOutcome(error=error_status(error, index))
+
+    def _count(self, code: str) -> None:
+        """One more item that ended with this status."""
+        count = self._counts.get(code)
+        if count is None:
+            count = self._counts[code] = self._metrics.items.labels(code)
+        count.inc()
 
     async def _abort(self, context: Context, error: ServiceError) -> None:
         """Ends a call with an error; raises."""

@@ -8,9 +8,10 @@ view of the model as an LLM-only server has it; so what vLLM accepts decides, an
 import base64
 import contextlib
 import copy
+import functools
 import io
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from PIL import Image
 from vllm.config import ModelConfig
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
+from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 from vllm.renderers.chat_utils import parse_chat_messages
 
 from producer.core import ContentPart
@@ -47,6 +48,7 @@ class Processor:
 
     def __init__(self, model_config: ModelConfig) -> None:
         self._processor = MULTIMODAL_REGISTRY.create_processor(model_config)
+        self._text = functools.cache(lambda modality: self._processor.dummy_inputs.get_dummy_text({modality: 1}))
         self.info = self._processor.info
 
     def process(self, modality: str, media: Any) -> ProcessedItem:
@@ -59,7 +61,7 @@ class Processor:
     def process_data(self, modality: str, data: Any, media: Any = None) -> ProcessedItem:
         """As `process`, for the one item in vLLM's `multi_modal_data`."""
         items = self.info.parse_mm_data(data)
-        output = self._processor(self._processor.dummy_inputs.get_dummy_text({modality: 1}), items)
+        output = self._processor(self._text(modality), items)
         return ProcessedItem(
             modality=modality,
             media=media,
@@ -68,6 +70,20 @@ class Processor:
             placeholder=output["mm_placeholders"][modality][0],
             mm_hash=output["mm_hashes"][modality][0],
         )
+
+    def item(self, modality: str, fields: Mapping[str, torch.Tensor]) -> MultiModalKwargsItem:
+        """The item that vLLM makes of what the model's own processor returned for it."""
+        config = self._processor._get_mm_fields_config(fields, {})
+        item: MultiModalKwargsItem = MultiModalKwargsItems.from_hf_inputs(fields, config)[modality][0]
+        return item
+
+    def mm_hash(self, modality: str, media: Any) -> str:
+        """vLLM's hash of an item, as `process` has it."""
+        from vllm.multimodal.processing import ProcessorInputs
+
+        items = self.info.parse_mm_data({modality: [media]})
+        hashes: list[str] = self._processor._get_mm_hashes(ProcessorInputs([], items))[modality]
+        return hashes[0]
 
 
 class StandIns:

@@ -3,6 +3,7 @@
 It keeps no numbers of its own: each document reads them where they are. For any thread.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,8 @@ from producer.core import ModelInfo
 from producer.health import Health
 from producer.recent_errors import RecentErrors
 from producer.wire.contract import WIRE_VERSION
+
+logger = logging.getLogger(__name__)
 
 _STALE_S = 8.0
 """Health is asked every second; where it was not for longer than this, the event loop is stuck."""
@@ -80,6 +83,7 @@ class Status:
     def enter(self, stage: str) -> None:
         """The start has come to `stage`."""
         self._stage = stage
+        logger.info("starting: %s", stage)
 
     def serve(self, model: ModelInfo, health: Health, epoch: str) -> None:
         """The start is over; from here on `health` says how it is."""

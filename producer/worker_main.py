@@ -31,7 +31,12 @@ MAX_FRAMES = 4096
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
 """Signals by which code ends itself; others come from outside."""
 _LENGTH = struct.Struct("!I")
+_AHEAD_BYTES = 4096
+_MAX_VECTORS = 512
+"""Buffers for one system call; Linux allows twice as many."""
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_NAME = b"worker"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,16 +61,103 @@ Work = Callable[[Message], Message]
 """Does one task. An exception is reported by its name; the process goes on."""
 
 
+class Channel:
+    """Messages over a stream socket, in few system calls. For one thread.
+
+    The socket blocks; where it has timeouts (`SO_RCVTIMEO`, `SO_SNDTIMEO`), it is asked after each whether to go on.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        check: Callable[[], object] = lambda: None,
+        idle: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`check` is called before each system call, `idle` when one has timed out. Both may raise to give up."""
+        self._socket = connection
+        self._check = check
+        self._idle = idle
+        self._ahead = memoryview(bytearray(_AHEAD_BYTES))
+        self._begin = self._end = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether more was read than the message that was received last."""
+        return self._begin < self._end
+
+    def send(self, message: Message) -> None:
+        """Writes all of `message`."""
+        left = _parts(message)
+        while left:
+            self._check()
+            try:
+                num_bytes = self._socket.sendmsg(left[:_MAX_VECTORS])
+            except BlockingIOError:
+                self._idle()
+            else:
+                left = _rest(left, num_bytes)
+
+    def receive(self, max_bytes: int) -> Message:
+        """As `receive`. EOFError: the other end is closed."""
+        content, frames = _receive_head(self._fill, max_bytes)
+        self._fill(*frames)
+        return Message(**content, frames=frames)
+
+    def _fill(self, *buffers: bytearray) -> None:
+        """What is small is read together with what comes after it."""
+        left = self._take([memoryview(buffer) for buffer in buffers if buffer])
+        while left:
+            self._check()
+            if sum(map(len, left)) < _AHEAD_BYTES:
+                self._begin, self._end = 0, self._read([self._ahead], 0)
+                left = self._take(left)
+            else:
+                left = _rest(left, self._read(left[:_MAX_VECTORS], socket.MSG_WAITALL))
+
+    def _take(self, views: list[memoryview]) -> list[memoryview]:
+        """Fills `views` with what was read ahead; what is left of them."""
+        for index, view in enumerate(views):
+            size = min(len(view), self._end - self._begin)
+            view[:size] = self._ahead[self._begin : self._begin + size]
+            self._begin += size
+            if size < len(view):
+                return [view[size:], *views[index + 1 :]]
+        return []
+
+    def _read(self, views: list[memoryview], flags: int) -> int:
+        try:
+            num_bytes = self._socket.recvmsg_into(views, 0, flags)[0]
+        except BlockingIOError:
+            self._idle()
+            return 0
+        if not num_bytes:
+            raise EOFError("it died")
+        return num_bytes
+
+
 def send(message: Message, write: Callable[[Any], object]) -> None:
     """Writes `message`; `write` takes a buffer of bytes and writes all of it."""
+    for part in _parts(message):
+        write(part)
+
+
+def _parts(message: Message) -> list[Any]:
+    """The buffers of bytes that make `message`."""
     views = [memoryview(frame) for frame in message.frames]
     head: dict[str, Any] = {"fields": message.fields, "frames": [view.nbytes for view in views]}
     head |= {"error": message.error, "last": message.last, "origin": message.origin.to_params()}
     text = json.dumps(head).encode()
-    write(_LENGTH.pack(len(text)) + text)
-    for view in views:
-        if view.nbytes:  # what is empty cannot be cast
-            write(view.cast("B"))
+    return [_LENGTH.pack(len(text)) + text, *(view.cast("B") for view in views if view.nbytes)]  # empty ones have none
+
+
+def _rest(parts: list[Any], num_bytes: int) -> list[Any]:
+    """What is left of `parts` after their first `num_bytes`."""
+    for index, part in enumerate(parts):
+        if num_bytes < len(part):
+            return [memoryview(part)[num_bytes:], *parts[index + 1 :]]
+        num_bytes -= len(part)
+    return []
 
 
 def receive(fill: Callable[[bytearray], object], max_bytes: int) -> Message:
@@ -74,6 +166,14 @@ def receive(fill: Callable[[bytearray], object], max_bytes: int) -> Message:
     Raises:
         MessageError: it is malformed or too large.
     """
+    content, frames = _receive_head(fill, max_bytes)
+    for frame in frames:
+        fill(frame)
+    return Message(**content, frames=frames)
+
+
+def _receive_head(fill: Callable[[bytearray], object], max_bytes: int) -> tuple[dict[str, Any], list[bytearray]]:
+    """A message but for its frames, for which there is room."""
     length = bytearray(_LENGTH.size)
     fill(length)
     (num_bytes,) = _LENGTH.unpack(length)
@@ -81,16 +181,14 @@ def receive(fill: Callable[[bytearray], object], max_bytes: int) -> Message:
         raise MessageError(f"a head of {num_bytes} bytes; at most {MAX_HEAD_BYTES} are allowed")
     text = bytearray(num_bytes)
     fill(text)
-    message, sizes = _parse(text)
+    content, sizes = _parse(text)
     if sum(sizes) > max_bytes:
         raise MessageError(f"frames of {sum(sizes)} bytes; at most {max_bytes} are allowed")
-    frames = [bytearray(size) for size in sizes]
-    for frame in frames:
-        fill(frame)
-    return replace(message, frames=frames)
+    return content, [bytearray(size) for size in sizes]
 
 
-def _parse(text: bytearray) -> tuple[Message, list[int]]:
+def _parse(text: bytearray) -> tuple[dict[str, Any], list[int]]:
+    """A message's fields but for its frames, and their sizes."""
     try:
         head = json.loads(text)
         fields, sizes, error, last = (head[name] for name in ("fields", "frames", "error", "last"))
@@ -101,7 +199,8 @@ def _parse(text: bytearray) -> tuple[Message, list[int]]:
         raise MessageError("a field of the head has the wrong type")
     if len(sizes) > MAX_FRAMES or not all(type(size) is int and size >= 0 for size in sizes):
         raise MessageError(f"the frames' sizes are not at most {MAX_FRAMES} natural numbers")
-    return Message(fields=fields, error=error, last=last, origin=Origin.from_params(head.get("origin"))), sizes
+    origin = Origin.from_params(head.get("origin"))
+    return {"fields": fields, "error": error, "last": last, "origin": origin}, sizes
 
 
 def run(
@@ -130,11 +229,12 @@ def run(
         signal.signal(number, signal.SIG_DFL)  # libraries print a trace first, which takes seconds or hangs
     base_bytes = _data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (base_bytes + memory_bytes,) * 2)
+    channel = Channel(connection)
     with contextlib.suppress(EOFError, ConnectionError):  # the pool has gone
-        send(Message(), connection.sendall)
+        channel.send(Message())
         while True:
-            answer = _do(work, receive(lambda buffer: _fill(connection, buffer), sys.maxsize))
-            send(replace(answer, last=_keeps_more_than(base_bytes + memory_bytes // 2)), connection.sendall)
+            answer = _do(work, channel.receive(sys.maxsize))
+            channel.send(replace(answer, last=_keeps_more_than(base_bytes + memory_bytes // 2)))
 
 
 def _do(work: Work, request: Message) -> Message:
@@ -145,15 +245,6 @@ def _do(work: Work, request: Message) -> Message:
         with work_for(request.origin):
             logger.error("a task failed: %s", logs.stack_of(error))
         return Message(error=type(error).__name__)
-
-
-def _fill(connection: socket.socket, buffer: bytearray) -> None:
-    view = memoryview(buffer)
-    while view:
-        num_bytes = connection.recv_into(view)
-        if not num_bytes:
-            raise EOFError
-        view = view[num_bytes:]
 
 
 def _keeps_more_than(num_bytes: int) -> bool:
@@ -181,4 +272,6 @@ def _end_with_pool() -> None:
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server._forkserver_alive_fd = None
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_NAME, _NAME)  # a fork's command line is its parent's

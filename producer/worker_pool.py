@@ -20,6 +20,7 @@ from producer.worker_process import POLL_S, Launcher, PoolClosedError, Worker, W
 
 logger = logging.getLogger(__name__)
 
+
 _ATTEMPTS = 2
 _BACKOFF_S = (0.1, 0.5, 2.0, 5.0)
 _CLOSE_S = 5.0
@@ -40,8 +41,8 @@ class WorkError(Exception):
     """The work raised an exception of this name."""
 
 
-class TaskFuture(Future[Message]):
-    """The future answer to a task."""
+class TaskFuture(Future[Any]):
+    """The future outcome of a task."""
 
     begun_s: float | None = None
     """When a process took the task, by `time.perf_counter`; None before."""
@@ -51,7 +52,24 @@ class TaskFuture(Future[Message]):
 class _Task:
     future: TaskFuture
     request: Message
+    finish: Callable[[Message | Exception, float | None], Any]
     endings: list[str] = field(default_factory=list)  # of the processes that died over it
+
+    def settle(self, outcome: Message | Exception) -> None:
+        """Ends it, on the thread that saw its end."""
+        with work_for(self.request.origin):
+            try:
+                result = self.finish(outcome, self.future.begun_s)
+            except Exception as error:
+                self.future.set_exception(error)
+            else:
+                self.future.set_result(result)
+
+
+def _as_it_is(outcome: Message | Exception, begun_s: float | None) -> Message:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 class WorkerPool:
@@ -94,7 +112,7 @@ class WorkerPool:
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
         self._condition = threading.Condition()
-        self._waiting: dict[Future[Message], _Task] = {}  # in the order in which they came
+        self._waiting: dict[Future[Any], _Task] = {}  # in the order in which they came
         self._threads: list[threading.Thread] = []
         self._ready: set[Worker] = set()
         self._was_ready = False
@@ -121,18 +139,21 @@ class WorkerPool:
                 self._threads.append(thread)
                 thread.start()
 
-    def submit(self, request: Message) -> TaskFuture:
-        """The future answer to `request`.
+    def submit(
+        self, request: Message, finish: Callable[[Message | Exception, float | None], Any] = _as_it_is
+    ) -> TaskFuture:
+        """The future outcome of `request`: what `finish` makes, or raises, of the answer and of when it was begun.
 
-        One that is cancelled before it has begun is dropped; one that has begun goes on, at most until its timeout. Its
-        errors are WorkerDiedError, WorkerTimeoutError, WorkError and PoolClosedError, which is raised here, too.
+        One that is cancelled before it has begun is dropped; one that has begun goes on, at most until its timeout.
+        `finish` is called on the thread that saw the end. In place of an answer it may get WorkerDiedError,
+        WorkerTimeoutError, WorkError and PoolClosedError, which is raised here, too; by default it raises them.
         """
         self.start()
         future = TaskFuture()
         with self._condition:
             if self._closed:
                 raise PoolClosedError("the pool is closed")
-            self._waiting[future] = _Task(future, request)
+            self._waiting[future] = _Task(future, request, finish)
             self._condition.notify()
         future.add_done_callback(self._forget)
         return future
@@ -155,12 +176,12 @@ class WorkerPool:
             self._condition.notify_all()
         for task in tasks:
             if task.future.set_running_or_notify_cancel():
-                task.future.set_exception(PoolClosedError("the pool was closed"))
+                task.settle(PoolClosedError("the pool was closed"))
         until_s = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
-    def _forget(self, future: "Future[Message]") -> None:
+    def _forget(self, future: "Future[Any]") -> None:
         with self._condition:
             self._waiting.pop(future, None)
 
@@ -175,13 +196,13 @@ class WorkerPool:
                 num_failures = 0
                 continue
             if task is not None and not self._closed:
-                task.future.set_exception(WorkerDiedError(task.endings))
+                task.settle(WorkerDiedError(task.endings))
                 task = None
             with self._condition:
                 self._condition.wait_for(lambda: self._closed, _BACKOFF_S[min(num_failures, len(_BACKOFF_S) - 1)])
             num_failures += 1
         if task is not None:
-            task.future.set_exception(PoolClosedError("the pool was closed"))
+            task.settle(PoolClosedError("the pool was closed"))
 
     def _launch(self) -> Worker | None:
         try:
@@ -214,7 +235,7 @@ class WorkerPool:
         task.endings.append(ending)
         if len(task.endings) < _ATTEMPTS:
             return task
-        task.future.set_exception(WorkerDiedError(task.endings))
+        task.settle(WorkerDiedError(task.endings))
         return None
 
     def _do(self, worker: Worker, task: _Task) -> bool:
@@ -229,12 +250,9 @@ class WorkerPool:
         except Exception as error:
             if isinstance(error, WorkerTimeoutError):
                 self._count_death()
-            task.future.set_exception(error)
+            task.settle(error)
             return False
-        if answer.error:
-            task.future.set_exception(WorkError(answer.error))
-        else:
-            task.future.set_result(answer)
+        task.settle(WorkError(answer.error) if answer.error else answer)
         return not answer.last
 
     def _take(self, worker: Worker) -> _Task | None:

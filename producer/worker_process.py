@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from multiprocessing import connection, forkserver
 from typing import Any
 
 from producer import logs, worker_main
-from producer.worker_main import Message, MessageError, Work
+from producer.worker_main import Channel, Message, MessageError, Work
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,9 @@ class Worker:
         self._launcher = launcher
         self._num_stopped = 0
         self._exit_code: int | None = None
+        self._call_s = 0.0
         self._socket, theirs = socket.socketpair()
+        self._channel = Channel(self._socket, check=self._check_time, idle=self._check_wait)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._process = launcher.process(theirs)
@@ -86,7 +89,9 @@ class Worker:
             with _loss(), theirs, self._lock, _fork_server_answers_within(launcher.start_timeout_s):
                 self._process.start()
             self.pid = int(self._process.pid)
-            self._receive(self._mover(launcher.start_timeout_s))
+            self._allow(launcher.start_timeout_s)
+            with _loss():
+                self._channel.receive(launcher.memory_bytes)
         except BaseException:
             self.end()
             raise
@@ -94,7 +99,7 @@ class Worker:
     @property
     def is_idle(self) -> bool:
         """Whether the process lives and has said nothing unasked."""
-        return not self._poll.poll(0)
+        return not (self._channel.has_more or self._poll.poll(0))
 
     def ask(self, request: Message, timeout_s: float) -> Message:
         """The process's answer.
@@ -104,10 +109,10 @@ class Worker:
             WorkerLostError: the process died, was stopped, or said what is no answer.
             PoolClosedError: the pool was closed meanwhile.
         """
-        move = self._mover(timeout_s)
+        self._allow(timeout_s)
         with _loss():
-            worker_main.send(request, lambda buffer: move(buffer, self._socket.send))
-        return self._receive(move)
+            self._channel.send(request)
+            return self._channel.receive(self._launcher.memory_bytes)
 
     def check_runs(self) -> None:
         """To be called each `POLL_S` while nothing comes. Raises WorkerLostError if it is stopped a second time."""
@@ -136,30 +141,20 @@ class Worker:
                 self._process.close()
         return -signal.SIGKILL if exit_code is None else exit_code
 
-    def _receive(self, move: "Callable[[Any, Callable[[memoryview], int]], None]") -> Message:
-        with _loss():
-            return worker_main.receive(lambda buffer: move(buffer, self._socket.recv_into), self._launcher.memory_bytes)
+    def _allow(self, timeout_s: float) -> None:
+        """What follows has `timeout_s`; a call of the socket that takes longer than `POLL_S` is looked into."""
+        self._timeout_s = timeout_s
+        self._until_s = time.monotonic() + timeout_s
+        call_s = min(POLL_S, timeout_s)
+        if call_s != self._call_s:
+            self._call_s = call_s
+            value = struct.pack("@ll", int(call_s), int(call_s % 1 * 1e6))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, value)
 
-    def _mover(self, timeout_s: float) -> "Callable[[Any, Callable[[memoryview], int]], None]":
-        """What moves all of a buffer by calls of `step`, all buffers together within `timeout_s`."""
-        until_s = time.monotonic() + timeout_s
-        self._socket.settimeout(min(POLL_S, timeout_s))
-
-        def move(buffer: Any, step: Callable[[memoryview], int]) -> None:
-            view = memoryview(buffer)
-            while view:
-                try:
-                    num_bytes = step(view)
-                except TimeoutError:
-                    self._check_wait()
-                else:
-                    if not num_bytes:
-                        raise EOFError("it died")
-                    view = view[num_bytes:]
-                if view and time.monotonic() > until_s:
-                    raise WorkerTimeoutError(f"no answer within {timeout_s:g} s")
-
-        return move
+    def _check_time(self) -> None:
+        if time.monotonic() > self._until_s:
+            raise WorkerTimeoutError(f"no answer within {self._timeout_s:g} s")
 
     def _check_wait(self) -> None:
         if self._launcher.is_closed():

@@ -1,5 +1,7 @@
 """Which bytes of a region are free: an allocator of contiguous runs, pure arithmetic."""
 
+from collections import OrderedDict
+
 PAGE_BYTES = 4096
 _PROBES = 8
 
@@ -16,7 +18,10 @@ class Arena:
         self.free_bytes = 0
         self._size_at: dict[int, int] = {}  # offset of a free run -> its size
         self._start_of: dict[int, int] = {}  # end of a free run -> its offset
-        self._bins: list[dict[int, None]] = [{} for _ in range(64)]  # bin b: free runs of 2^b to 2^(b+1) - 1 pages
+        # Bin b has the free runs of 2^b to 2^(b+1) - 1 pages. No plain dict: the way to its first key is over the gaps
+        # that earlier first ones left, a million of them at worst.
+        self._bins: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(64)]
+        self._filled = 0  # bit b is set where bin b is not empty
         if self.num_bytes:
             self._add(0, self.num_bytes)
 
@@ -52,21 +57,26 @@ class Arena:
         for _, start in zip(range(_PROBES), self._bins[own], strict=False):
             if self._size_at[start] >= size:
                 return start
-        for larger in self._bins[own + 1 :]:
-            if larger:
-                return next(iter(larger))
-        return None
+        larger = self._filled >> own + 1
+        if not larger:
+            return None
+        return next(iter(self._bins[own + (larger & -larger).bit_length()]))
 
     def _add(self, start: int, size: int) -> None:
         self._size_at[start] = size
         self._start_of[start + size] = start
-        self._bins[_bin(size)][start] = None
+        number = _bin(size)
+        self._bins[number][start] = None
+        self._filled |= 1 << number
         self.free_bytes += size
 
     def _remove(self, start: int) -> int:
         size = self._size_at.pop(start)
         del self._start_of[start + size]
-        del self._bins[_bin(size)][start]
+        number = _bin(size)
+        del self._bins[number][start]
+        if not self._bins[number]:
+            self._filled ^= 1 << number
         self.free_bytes -= size
         return size
 

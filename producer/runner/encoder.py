@@ -91,6 +91,8 @@ class VllmEncoder:
         self.forms = self._choose_forms(modalities)
         self.device = torch.device("cpu" if current_platform.is_cpu() else f"{current_platform.device_type}:0")
         self._decoder = MsgpackDecoder(MultiModalKwargsItem)
+        self.takes_compact = False
+        """Whether `embed` takes compact pixels (`producer.pixels`) as they are; known once it is loaded."""
         self._rendezvous: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -191,7 +193,13 @@ class VllmEncoder:
 
     def _fuse(self) -> None:
         """The same mathematics in fewer kernels, where the last bits may differ."""
-        if self.is_exact or self._settings["compile_mm_encoder"] or self.device.type != "cuda":
+        if self.is_exact or self._settings["compile_mm_encoder"]:
+            return
+        if self.device.type == "cpu":
+            from producer.runner.fused.host import fuse_parts
+
+            num_parts, self.takes_compact = fuse_parts(self._model)
+            logger.info("fused %d parts", num_parts)
             return
         from producer.runner.fused.blocks import fuse_blocks
         from producer.runner.fused.widths import pad_mlps

@@ -1,6 +1,5 @@
 """The engine: the encoder, its graphs and the slot ring put together, within a plan of the device's memory."""
 
-import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,8 +47,6 @@ def start_engine(
     Raises:
         UnsupportedModelError: it does not fit into the device's memory, or graphs are required and cannot be captured.
     """
-    gc.collect()
-    gc.freeze()  # the collector is not to go through the objects of vLLM and the model again and again
     graphs, why_none = _graphs(encoder, settings)
     if encoder.device.type == "cuda":
         graphs, why_none = _plan(encoder, graphs, why_none, samples, settings, metrics)

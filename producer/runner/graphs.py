@@ -20,7 +20,7 @@ from vllm.v1.worker.encoder_cudagraph_defs import ENCODER_CUDAGRAPH_AXIS_KEYS_KW
 from producer.runner.budgets import ladder, smallest_fit
 from producer.runner.guard import clear_tails
 from producer.runner.recorder import Graph, Recorder
-from producer.runner.replay_values import ReplayValues, Values
+from producer.runner.static_inputs import StaticInputs
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +98,8 @@ class EncoderGraphs:
         self._reads_inputs_late = own is not SupportsEncoderCudaGraph.postprocess_encoder_output
         self.budgets = ladder(max(smallest, max_items), largest, multiple=max_items)
         clear_tails(model)
-        self._values = ReplayValues(self._replay_values)
-        self._filled: dict[str, tuple[int, Hashable]] = {}  # by path: what its static inputs hold
         self._captured: dict[tuple[str, AxisKeys], dict[int, _Captured]] = {}
-        self._shared: dict[str, dict[str, torch.Tensor]] = {}
+        self._static: dict[str, StaticInputs] = {}  # by path
         self._outputs: dict[tuple[str, AxisKeys, int], torch.Tensor] = {}  # rehearsed; shapes without memory
 
     @property
@@ -148,8 +146,7 @@ class EncoderGraphs:
     def clear(self) -> None:
         """Lets go of all graphs and buffers."""
         self._captured.clear()
-        self._shared.clear()
-        self._filled.clear()
+        self._static.clear()
         self._recorder.clear()
 
     def need(self, kwargs: Mapping[str, Any], modality: str) -> Need:
@@ -181,7 +178,7 @@ class EncoderGraphs:
         )
 
     def load(self, kwargs: dict[str, Any], needs: Sequence[Need]) -> Loaded | None:
-        """The ingest: moves the inputs of items that fit to static buffers. None, with nothing moved, if they do not.
+        """The ingest: moves the inputs of items that fit to static buffers; None if they do not.
 
         Args:
             kwargs: the model's, of the items of `needs`. Tensors are read by what is put on the current stream.
@@ -192,14 +189,8 @@ class EncoderGraphs:
         if self._config.capture_axes:
             kwargs = self._model.select_encoder_cudagraph_items(kwargs, list(range(len(needs))))
             kwargs.pop(ENCODER_CUDAGRAPH_AXIS_KEYS_KWARG)
-        found = {path: self._values.get(kwargs, path) for path in captured}
-        if not all(_holds(captured[path].inputs, found[path][0]) for path in captured):
+        if not all(self._static[path].fill(one.inputs, one.num_rows, kwargs) for path, one in captured.items()):
             return None
-        for path, one in captured.items():
-            values, passed, key = found[path]
-            is_filled = key is not None and self._filled.pop(path, None) == (one.num_rows, key)
-            self._ingest({name: one.inputs[name] for name in (passed if is_filled else one.inputs)}, values)
-            self._filled[path] = one.num_rows, key
         if self._reads_inputs_late:
             kwargs = json_map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, kwargs)
         rows = {path: sum(need.rows[path] for need in needs) for path in captured}
@@ -240,7 +231,8 @@ class EncoderGraphs:
         values = self._model.prepare_encoder_cudagraph_capture_inputs(
             budget, self._max_items, self._max_items, self._device, self._dtype, path, axis_keys
         ).values
-        inputs = {name: self._share(path, name, value) for name, value in values.items() if value is not None}
+        static = self._static.setdefault(path, self._make_static(path))
+        inputs = {name: static.share(name, value) for name, value in values.items() if value is not None}
         absent = {name: None for name, value in values.items() if value is None}
         return inputs, lambda: self._model.encoder_cudagraph_forward({**inputs, **absent}, path=path)
 
@@ -255,25 +247,19 @@ class EncoderGraphs:
         graphs = self._captured.setdefault((path, axis_keys), {})
         num_rows = min(len(found), budget)  # a model may join rows of its graph's output afterwards
         if num_rows not in graphs:  # where items have a fixed size, the next larger budget holds as many
-            output = self._share(path, "", torch.empty_like(found, device=self._device))
+            output = self._static[path].share("", torch.empty_like(found, device=self._device))
             graph = self._recorder.record(lambda: output.copy_(forward()))
             graphs[num_rows] = _Captured(num_rows, graph, inputs, output)
 
-    def _share(self, path: str, name: str, value: torch.Tensor) -> torch.Tensor:
-        """`value` as a view of the buffer of that name, whose first and largest user's tensor it is."""
-        buffers = self._shared.setdefault(path, {})
-        whole = buffers.setdefault(name, value)
-        if (
-            value.ndim == 0
-            or whole.shape[1:] != value.shape[1:]
-            or whole.dtype != value.dtype
-            or len(whole) < len(value)
-        ):
-            return value
-        view = whole[: len(value)]
-        if view.data_ptr() != value.data_ptr():
-            view.copy_(value)
-        return view
+    def _make_static(self, path: str) -> StaticInputs:
+        def prepare(kwargs: dict[str, Any]) -> dict[str, torch.Tensor | None]:
+            replayed = self._model.prepare_encoder_cudagraph_replay_buffers(
+                kwargs, self._max_items, self._max_items, path
+            )
+            values: dict[str, torch.Tensor | None] = replayed.values
+            return values
+
+        return StaticInputs(prepare, self._config.padding_logics)
 
     def _choose(self, needs: Sequence[Need]) -> dict[str, _Captured] | None:
         """The smallest graph of each path that the items go, if each has one."""
@@ -288,39 +274,14 @@ class EncoderGraphs:
                 chosen[path] = graphs[budget]
         return chosen
 
-    def _replay_values(self, kwargs: dict[str, Any], path: str) -> Values:
-        replayed = self._model.prepare_encoder_cudagraph_replay_buffers(kwargs, self._max_items, self._max_items, path)
-        values: Values = replayed.values
-        return values
-
-    def _ingest(self, inputs: Mapping[str, torch.Tensor], values: Values) -> None:
-        for name, static in inputs.items():
-            value = values.get(name)
-            if value is None:
-                continue
-            if static.ndim == 0:
-                static.copy_(value, non_blocking=True)
-            elif pad := self._config.padding_logics.get(name):
-                pad(static, value)
-            else:
-                static[: len(value)].copy_(value, non_blocking=True)
-                static[len(value) :].zero_()
-
-
-def _holds(inputs: Mapping[str, torch.Tensor], values: Values) -> bool:
-    """Whether every value has room in the static input of its name."""
-    for name, static in inputs.items():
-        value = values.get(name)
-        if value is not None and static.ndim and (len(value) > len(static) or value.shape[1:] != static.shape[1:]):
-            return False
-    return True
-
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """What the collector would free may not be freed in a capture."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

@@ -13,6 +13,9 @@ import torch
 
 def are_finite(embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
     """Whether all elements of each of `embeddings` are finite: [num_items] bool on their device, computed there."""
+    if not embeddings[0].is_cuda:  # where many small calls are nothing, and the one below takes ten times as long
+        ends = torch.stack([end for embedding in embeddings for end in torch.aminmax(embedding)])
+        return torch.isfinite(ends).view(-1, 2).all(1)
     largest = torch._foreach_norm(list(embeddings), float("inf"))
     return torch.isfinite(torch.stack(largest))
 

@@ -13,6 +13,7 @@ from vllm.multimodal.inputs import (
 )
 from vllm.utils.jsontree import json_iter_leaves, json_map_leaves
 
+from producer.pixels import REPEATS, expand
 from producer.runner.slot_ring import Slot, size_of
 
 
@@ -51,17 +52,23 @@ class StepInputs:
         """What they take of a slot."""
         return sum(leaf.num_bytes for leaf in json_iter_leaves(self._trees) if isinstance(leaf, _Joint))
 
-    def write(self, slot: Slot) -> dict[str, Any]:
-        """The model's keyword arguments: views of the slot, and on the host what the model wants there."""
-        return {
-            key: json_map_leaves(lambda leaf: leaf.write(slot) if isinstance(leaf, _Joint) else leaf, tree)
-            for key, tree in self._trees.items()
-        }
+    def write(self, slot: Slot, *, takes_compact: bool = False) -> dict[str, Any]:
+        """The model's keyword arguments: views of the slot, and on the host what the model wants there.
+
+        Pixels that came compact are not in the slot, but beside it on the device, unless the model takes them so.
+        """
+        return expand(
+            {
+                key: json_map_leaves(lambda leaf: leaf.write(slot) if isinstance(leaf, _Joint) else leaf, tree)
+                for key, tree in self._trees.items()
+            },
+            takes_compact=takes_compact,
+        )
 
 
 def on_host(item: MultiModalKwargsItem) -> dict[str, Any]:
-    """The model's keyword arguments for one item, where preprocessing left them."""
-    return {key: element.field.reduce_data([element]) for key, element in item.items()}
+    """The model's keyword arguments for one item, where preprocessing left them; its pixels may be compact."""
+    return {key: element.field.reduce_data([element]) for key, element in item.items() if key != REPEATS}
 
 
 def can_join(left: MultiModalKwargsItem, right: MultiModalKwargsItem) -> bool:

@@ -54,4 +54,4 @@ class CudaRecorder:
 
     def clear(self) -> None:
         torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream, kept as long as the process lives
-        torch.cuda.empty_cache()  # or the pool, which is empty now, could not be recorded into again
+        self._pool = torch.cuda.graph_pool_handle()  # one that was emptied cannot be recorded into again

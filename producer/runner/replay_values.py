@@ -2,7 +2,7 @@
 
 Positions, windows and where sequences end take vLLM's code longer than all else on the host. What it gives for the same
 small values and the same shapes is the same, as long as its code does not read the large tensors; so it is watched at
-first, and nothing is remembered of a path on which it does.
+first, and nothing is remembered where it does.
 """
 
 from collections import OrderedDict
@@ -31,52 +31,46 @@ class _Entry:
 
 
 class ReplayValues:
-    """Values for graphs' static inputs, by path. For one thread and one stream."""
+    """Values for the static inputs of one path's graphs. For one thread and one stream."""
 
-    def __init__(self, prepare: Callable[[dict[str, Any], str], Values]) -> None:
-        """`prepare` takes keyword arguments and a path."""
+    def __init__(self, prepare: Callable[[dict[str, Any]], Values]) -> None:
+        """`prepare` makes them of the model's keyword arguments."""
         self._prepare = prepare
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._num_bytes = 0
-        self._num_watched: dict[str, int] = {}
-        self._reading: set[str] = set()
+        self._num_watched = 0
+        self._reads_pixels = False
 
-    def get(self, kwargs: dict[str, Any], path: str) -> tuple[Values, Mapping[str, str], Hashable]:
+    def get(self, kwargs: dict[str, Any]) -> tuple[Values, Mapping[str, str], Hashable]:
         """The values; which of them come from which of `kwargs`; what all others follow from, None if not known."""
-        key = None if path in self._reading else _key(kwargs, path)
-        if key is None:
-            return self._prepare(kwargs, path), {}, None
-        entry = self._entries.get(key)
+        key = None if self._reads_pixels else _key(kwargs)
+        entry = None if key is None else self._entries.get(key)
         if entry is None:
-            entry = self._make(kwargs, path)
-            if path in self._reading:
-                return entry.values, {}, None
-            self._keep(key, entry)
+            values = self._prepare_watched(kwargs) if self._num_watched < _TRUSTED else self._prepare(kwargs)
+            if key is None or self._reads_pixels:
+                return values, {}, None
+            entry = self._keep(key, kwargs, values)
         self._entries.move_to_end(key)
         passed = {name: kwargs[source] for name, source in entry.passed.items()}
         return {**entry.values, **passed}, entry.passed, key
 
-    def _make(self, kwargs: dict[str, Any], path: str) -> _Entry:
-        num_watched = self._num_watched.get(path, 0)
-        if num_watched < _TRUSTED:
-            self._num_watched[path] = num_watched + 1
-            with _Watch([leaf for leaf in tree_leaves(kwargs) if not _is_small(leaf)]) as watch:
-                values = self._prepare(kwargs, path)
-            if watch.has_read:
-                self._reading.add(path)
-        else:
-            values = self._prepare(kwargs, path)
+    def _prepare_watched(self, kwargs: dict[str, Any]) -> Values:
+        self._num_watched += 1
+        with _Watch([leaf for leaf in tree_leaves(kwargs) if not _is_small(leaf)]) as watch:
+            values = self._prepare(kwargs)
+        self._reads_pixels |= watch.has_read
+        return values
+
+    def _keep(self, key: Hashable, kwargs: Mapping[str, Any], values: Values) -> _Entry:
         sources = {id(value): name for name, value in kwargs.items()}
         passed = {name: sources[id(value)] for name, value in values.items() if id(value) in sources}
         kept = {name: value for name, value in values.items() if name not in passed}
-        num_bytes = sum(value.nbytes for value in kept.values() if value is not None)
-        return _Entry(values if path in self._reading else kept, passed, num_bytes)
-
-    def _keep(self, key: Hashable, entry: _Entry) -> None:
+        entry = _Entry(kept, passed, sum(value.nbytes for value in kept.values() if value is not None))
         self._entries[key] = entry
         self._num_bytes += entry.num_bytes
         while self._num_bytes > _MAX_BYTES and len(self._entries) > 1:
             self._num_bytes -= self._entries.popitem(last=False)[1].num_bytes
+        return entry
 
 
 class _Watch(TorchDispatchMode):
@@ -97,9 +91,9 @@ def _is_small(leaf: Any) -> bool:
     return not isinstance(leaf, torch.Tensor) or (leaf.device.type == "cpu" and leaf.numel() <= _FEW)
 
 
-def _key(kwargs: Mapping[str, Any], path: str) -> Hashable:
+def _key(kwargs: Mapping[str, Any]) -> Hashable:
     """All that values may follow from but for the contents of large tensors; None where it is not plain."""
-    parts: list[Hashable] = [path]
+    parts: list[Hashable] = []
     for name, value in sorted(kwargs.items()):
         if not isinstance(value, torch.Tensor):
             return None

@@ -60,7 +60,7 @@ class StepUnderWay:
         self._metrics = metrics
         self.ways = ways
         self._is_finite = are_finite(embeddings).to("cpu", non_blocking=True)
-        self._embeddings = [embedding.to("cpu", non_blocking=True) for embedding in embeddings]
+        self._embeddings = list(_to_host(embeddings))
         self._done = torch.cuda.Event(blocking=True) if embeddings[0].is_cuda else None
         if self._done is not None:
             self._done.record()
@@ -95,6 +95,7 @@ class StepRunner:
         graphs: EncoderGraphs | None,
         why_no_graphs: str,
         exact: bool,
+        takes_compact: bool = False,
         metrics: Metrics,
     ) -> None:
         """
@@ -105,6 +106,7 @@ class StepRunner:
             graphs: captured; None where there are none.
             why_no_graphs: the reason for that, a label of the misses.
             exact: each item is to have what `embed` gives for it alone, bit for bit.
+            takes_compact: whether `embed` takes compact pixels (`producer.pixels`) as they are.
             metrics: where hits and misses are counted.
         """
         self._decode = decode
@@ -113,6 +115,7 @@ class StepRunner:
         self._graphs = graphs
         self._why_no_graphs = why_no_graphs
         self._exact = exact
+        self._takes_compact = takes_compact
         self._metrics = metrics
         self._equals_eager: OrderedDict[Any, bool] = OrderedDict()  # by layout, for `exact`
 
@@ -192,7 +195,7 @@ class StepRunner:
         self._metrics.graph_misses.labels(why).inc(len(run))
         inputs = StepInputs([item.inputs for item in run])
         with self._slot(inputs.num_bytes) as slot:
-            kwargs = json_map_leaves(_off_slot, inputs.write(slot))
+            kwargs = json_map_leaves(_off_slot, inputs.write(slot, takes_compact=self._takes_compact))
         embeddings = list(self._embed(kwargs))
         assert len(embeddings) == len(run), (len(embeddings), len(run))
         return embeddings, {"path": "eager", "budget": "none", "miss": why}
@@ -204,6 +207,22 @@ class StepRunner:
         with self._ring.acquire(num_bytes) as slot:
             self._metrics.slot_wait_seconds.observe(perf_counter() - since_s)
             yield slot
+
+
+def _to_host(embeddings: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Copies that the device is yet to make: one for all that are neighbours in memory."""
+    for run in pack(embeddings, lambda run: _follows(*run[-2:])):
+        lengths = [len(one) for one in run]
+        whole = run[0].as_strided((sum(lengths), *run[0].shape[1:]), run[0].stride())
+        yield from whole.to("cpu", non_blocking=True).split(lengths)
+
+
+def _follows(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        one.data_ptr() + one.nbytes == other.data_ptr()
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and (one.dtype, one.shape[1:], one.is_contiguous()) == (other.dtype, other.shape[1:], other.is_contiguous())
+    )
 
 
 def _off_slot(leaf: Any) -> Any:

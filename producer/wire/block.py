@@ -59,12 +59,22 @@ def write_block(block: memoryview, identity: BlockIdentity, shape: EmbeddingShap
         shape: what `rows` holds.
         rows: the embedding's bytes, exactly `shape.payload_bytes`.
     """
-    assert block.nbytes == shape.block_bytes, (block.nbytes, shape)
     assert rows.nbytes == shape.payload_bytes, (rows.nbytes, shape)
+    rows_of(block, shape)[:] = rows
+    seal_block(block, identity, shape)
+
+
+def rows_of(block: memoryview, shape: EmbeddingShape) -> memoryview:
+    """The part of `block` that holds the rows, for who writes them there; `seal_block` makes a block of it."""
+    assert block.nbytes == shape.block_bytes, (block.nbytes, shape)
+    return block[HEADER_BYTES : HEADER_BYTES + shape.payload_bytes]
+
+
+def seal_block(block: memoryview, identity: BlockIdentity, shape: EmbeddingShape) -> None:
+    """Writes header and trailer around rows that lie in `block` already."""
+    rows = rows_of(block, shape)
     fields = _pack(identity, shape)
-    end = HEADER_BYTES + rows.nbytes
-    block[HEADER_BYTES:end] = rows
-    block[end:] = _TRAILER.pack(identity.generation).ljust(TRAILER_BYTES, b"\0")
+    block[HEADER_BYTES + rows.nbytes :] = _TRAILER.pack(identity.generation).ljust(TRAILER_BYTES, b"\0")
     checksum = _CHECKSUM.pack(zlib.crc32(rows, zlib.crc32(fields)))
     block[:HEADER_BYTES] = (fields + checksum).ljust(HEADER_BYTES, b"\0")
 

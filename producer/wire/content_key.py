@@ -3,6 +3,11 @@
 import hashlib
 from collections.abc import Sequence
 
+_PIECE_BYTES = 2047
+"""Of more at once, hashlib lets go of Python's lock, which a busy thread may then have to wait for."""
+_SHORT_BYTES = 1 << 16
+"""Less is hashed sooner than the lock comes back: in 0.1 ms."""
+
 
 def content_key(
     fingerprint: str, modality: str, data: bytes, decoded: tuple[Sequence[int], float] | None = None
@@ -17,5 +22,9 @@ def content_key(
     """
     kind = modality if decoded is None else f"{modality}/{'x'.join(map(str, decoded[0]))}/{decoded[1]!r}"
     digest = hashlib.sha256(f"ec-producer key 1|{fingerprint}|{kind}|{len(data)}|".encode())
-    digest.update(data)
+    if len(data) > _SHORT_BYTES:
+        digest.update(data)
+    else:
+        for start in range(0, len(data), _PIECE_BYTES):
+            digest.update(data[start : start + _PIECE_BYTES])
     return digest.hexdigest()

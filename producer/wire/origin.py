@@ -5,12 +5,13 @@ comes from outside is taken only where it is sane: whatever is here may stand in
 """
 
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from producer.wire.random_ids import random_id
 
 REQUEST_ID_HEADER = "x-request-id"
 ORIGIN_PARAM = "ec_producer_origin"
@@ -44,7 +45,7 @@ class Origin:
 
     def named(self) -> "Origin":
         """Itself, with an id made here where it has none."""
-        return self if self.request_id else replace(self, request_id=secrets.token_hex(16))
+        return self if self.request_id else Origin(random_id(), self.traceparent, self.tracestate)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """What a call for this request carries: gRPC metadata or HTTP headers."""

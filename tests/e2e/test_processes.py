@@ -19,6 +19,7 @@ from tests.kit.servers import ProducerServer
 pytestmark = pytest.mark.e2e
 
 END_WITHIN_S = 30.0
+MIB = 1 << 20
 
 
 def descendants(pid: int) -> set[int]:
@@ -69,6 +70,25 @@ def test_sigkill_leaves_no_process(model: Path) -> None:
     assert not left
     assert ending is not None
     assert not ending.killed
+
+
+def unique_bytes(pid: int) -> int:
+    """Memory that no other process has mapped."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+
+
+def test_what_is_imported_is_in_memory_once(model: Path) -> None:
+    """A second import would take a process 190 MiB of its own, and a collector that looks through it each worker."""
+    with ProducerServer(model, name="e2e-memory") as producer:
+        parts = descendants(producer.pid)
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in parts}
+        (server,) = (pid for pid, name in names.items() if name == "forkserver")
+        workers = descendants(server)
+        assert workers
+        for pid in (server, *workers):
+            assert unique_bytes(pid) < 90 * MIB, names[pid]
+        assert sum(map(unique_bytes, (producer.pid, *parts))) < 400 * MIB
 
 
 def test_language_model_weights_are_not_read(model: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheStub, add_EncoderCacheServicer_to_server
 from producer.wire.tracing import Tracing
 from tests.kit.samples import total
-from tests.kit.steps import Done
+from tests.kit.steps import Done, on_this_loop
 
 WIDTH = 64
 FINGERPRINT = "f" * 64
@@ -146,7 +146,7 @@ class Rig:
         )
         self.admission = Admission(
             self.pool,
-            self._prepare,
+            on_this_loop(self._prepare),
             self.loop.submit,
             fingerprint=FINGERPRINT,
             modalities=modalities,

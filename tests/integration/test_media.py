@@ -22,7 +22,7 @@ from producer.preprocess import Preprocessor
 from tests.kit.clips import sounds
 from tests.kit.hostile import ACCEPTED, Case, cases
 from tests.kit.photos import photos
-from tests.unit.models import equal, file_item, model_config
+from tests.unit.models import arrived, equal, file_item, model_config
 
 Inputs = dict[str, torch.Tensor]
 KEY = "ab" * 32
@@ -146,11 +146,7 @@ def _problems_of_refusal(case: Case, error: InvalidItemError, vllm: Vllm) -> dic
 
 def _is_same(prepared: PreparedItem, mm_hash: str, inputs: Inputs) -> bool:
     """Bit for bit."""
-    from vllm.multimodal.inputs import MultiModalKwargsItem
-    from vllm.v1.serial_utils import MsgpackDecoder
-
-    found = _tensors(MsgpackDecoder(MultiModalKwargsItem).decode(prepared.inputs))
-    return prepared.mm_hash == mm_hash and equal(found, inputs)
+    return prepared.mm_hash == mm_hash and equal(arrived(prepared.inputs), inputs)
 
 
 def _tensors(item: Any) -> Inputs:

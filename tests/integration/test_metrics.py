@@ -66,6 +66,21 @@ async def test_each_call_counts_as_what_it_ended_with(rig: Rig) -> None:
     await counted(rig, "Fetch", "NOT_FOUND")
 
 
+async def test_a_series_is_looked_up_once_and_not_for_each_call(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[tuple[str, ...]] = []
+    for metric in (rig.metrics.requests, rig.metrics.items):
+
+        def labels(*values: str, real: Any = metric.labels) -> Any:
+            looked_up.append(values)
+            return real(*values)
+
+        monkeypatch.setattr(metric, "labels", labels)
+    for number in range(5):
+        await rig.ticket(b"photo %d" % number)
+    await counted(rig, "Encode", "OK", 5)
+    assert looked_up.count(("Encode", "OK")) == looked_up.count(("OK",)) == 1
+
+
 async def test_a_stream_counts_once_when_it_ends(rig: Rig) -> None:
     async def requests() -> AsyncIterator[pb.EncodeStreamRequest]:
         for index in range(3):

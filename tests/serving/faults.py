@@ -45,9 +45,16 @@ def command(pid: int) -> str:
         return ""
 
 
+def name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def workers(service: Service) -> list[int]:
     """The preprocessing processes: forks of the fork server."""
-    servers = [pid for pid in children(service.pid) if "forkserver" in command(pid)]
+    servers = [pid for pid in children(service.pid) if name(pid) == "forkserver" or "forkserver" in command(pid)]
     return [child for pid in servers for child in children(pid)]
 
 

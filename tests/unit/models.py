@@ -49,6 +49,17 @@ def inputs_of(processor: Any, modality: str, media: Any) -> dict[str, torch.Tens
     return {name: torch.as_tensor(value) for name, value in data.items()}
 
 
+def arrived(frames: Any) -> dict[str, torch.Tensor]:
+    """What the encoder gets of an item, from what a preprocessing process sent."""
+    from vllm.multimodal.inputs import MultiModalKwargsItem
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    from producer.pixels import expand
+
+    data = expand(MsgpackDecoder(MultiModalKwargsItem).decode(frames).get_data())
+    return {name: torch.as_tensor(value) for name, value in data.items()}
+
+
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Whether they are the same inputs, bit for bit."""
     return one.keys() == other.keys() and all(

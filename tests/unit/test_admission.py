@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 import struct
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -17,6 +18,8 @@ from producer.errors import DeadlineError, InternalError, InvalidItemError, Over
 from producer.metrics import Metrics
 from producer.wire.content_key import content_key
 from producer.wire.contract import Reason
+from producer.wire.origin import Origin, current, set_current
+from tests.kit.steps import on_this_loop
 from tests.unit.conftest import INFO, NUM_BLOCKS, prepared, rows_of, sample
 
 FINGERPRINT = "f" * 64
@@ -70,7 +73,7 @@ def stages(pool: EmbeddingPool) -> Stages:
 def admission(pool: EmbeddingPool, stages: Stages, metrics: Metrics) -> Admission:
     return Admission(
         pool,
-        stages.prepare,
+        on_this_loop(stages.prepare),
         stages.submit,
         fingerprint=FINGERPRINT,
         modalities=("image", "video"),
@@ -248,7 +251,7 @@ def open_admission(pool: EmbeddingPool, stages: Stages, metrics: Metrics) -> Adm
     """It lets every modality in."""
     return Admission(
         pool,
-        stages.prepare,
+        on_this_loop(stages.prepare),
         stages.submit,
         fingerprint=FINGERPRINT,
         modalities=("image", "video", "audio"),
@@ -477,6 +480,200 @@ async def test_a_permit_comes_back_with_a_cancellation(admission: Admission, sta
     clients[0].cancel()
     await asyncio.gather(clients[0], return_exceptions=True)
     await begin(admission, stages, b"3")
+
+
+# Between preprocessing and the device
+
+
+class Chain:
+    """Stages whose futures end on threads of their own, as the real ones' do; a test says when.
+
+    It does not reproduce queues, nor what they do.
+    """
+
+    def __init__(self, pool: EmbeddingPool) -> None:
+        self._pool = pool
+        self.preparing: dict[str, Future[PreparedItem]] = {}
+        self.submitted: dict[str, Future[None]] = {}
+        self.submitted_on: list[tuple[threading.Thread, str]] = []
+        """The threads on which items came to the device, each with the id of the request that it was for."""
+        self.error: Exception | None = None
+
+    def prepare(self, key: str, item: MediaItem) -> "Future[PreparedItem]":
+        return self.preparing.setdefault(key, Future())
+
+    def submit(self, item: PreparedItem) -> "Future[None]":
+        self.submitted_on.append((threading.current_thread(), current().request_id))
+        if self.error is not None:
+            raise self.error
+        return self.submitted.setdefault(item.key, Future())
+
+    def end_preprocessing(self, key: str, error: Exception | None = None) -> None:
+        part: dict[str, Any] = {}
+        item = PreparedItem(key=key, modality="image", num_rows=4, content_part=part, inputs=None)
+        ending = self.preparing[key]
+        on_a_thread(lambda: ending.set_exception(error) if error else ending.set_result(item))
+
+    def end_steps(self, *keys: str) -> None:
+        def end() -> None:
+            for key in keys:
+                self._pool.put(key, INFO, rows_of(0))
+                self.submitted[key].set_result(None)
+
+        on_a_thread(end)
+
+
+def on_a_thread(work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def chain(pool: EmbeddingPool) -> Chain:
+    return Chain(pool)
+
+
+@pytest.fixture
+def chained(pool: EmbeddingPool, chain: Chain, metrics: Metrics) -> Admission:
+    return Admission(
+        pool,
+        chain.prepare,
+        chain.submit,
+        fingerprint=FINGERPRINT,
+        modalities=("image",),
+        max_queue_items=NUM_BLOCKS,
+        max_item_bytes=MAX_ITEM_BYTES,
+        metrics=metrics,
+    )
+
+
+async def ask(admission: Admission, chain: Chain, data: bytes = b"photo") -> "asyncio.Task[Lease]":
+    client = asyncio.create_task(admission.encode(image(data)))
+    await until(lambda: key_of(data) in chain.preparing)
+    return client
+
+
+async def test_an_item_goes_to_the_device_without_the_event_loop(chained: Admission, chain: Chain) -> None:
+    """On the thread that ended its preprocessing, for the same request; the loop has no turn meanwhile."""
+    set_current(Origin(request_id="mine"))
+    client = await ask(chained, chain)
+    set_current(Origin(request_id="another's"))
+    chain.end_preprocessing(key_of())
+    ((thread, request_id),) = chain.submitted_on
+    assert thread is not threading.current_thread()
+    assert request_id == "mine"
+    chain.end_steps(key_of())
+    assert (await asyncio.wait_for(client, WAIT_S)).key == key_of()
+
+
+async def test_an_encode_takes_no_task_and_a_step_one_wake_up(
+    chained: Admission, chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [b"%d" % number for number in range(NUM_BLOCKS)]
+    clients = [await ask(chained, chain, data) for data in files]
+    loop, num_wake_ups = asyncio.get_running_loop(), 0
+    wake = loop.call_soon_threadsafe
+
+    def counted(*call: Any, **options: Any) -> asyncio.Handle:
+        nonlocal num_wake_ups
+        num_wake_ups += 1
+        return wake(*call, **options)
+
+    assert len(asyncio.all_tasks()) == len(files) + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "call_soon_threadsafe", counted)
+        for data in files:
+            chain.end_preprocessing(key_of(data))
+        chain.end_steps(*map(key_of, files))
+        assert [(await asyncio.wait_for(client, WAIT_S)).key for client in clients] == list(map(key_of, files))
+    assert num_wake_ups == 1
+
+
+async def test_an_error_of_preprocessing_is_the_clients(chained: Admission, chain: Chain, metrics: Metrics) -> None:
+    client = await ask(chained, chain)
+    chain.end_preprocessing(key_of(), InvalidItemError(Reason.MEDIA_UNREADABLE, "not an image"))
+    with pytest.raises(InvalidItemError, match="not an image"):
+        await asyncio.wait_for(client, WAIT_S)
+    assert chain.submitted_on == []
+    assert sample(metrics, "queue_items") == 0
+
+
+async def test_a_device_that_takes_nothing_more_is_the_clients_error(chained: Admission, chain: Chain) -> None:
+    client = await ask(chained, chain)
+    chain.error = UnavailableError(Reason.SHUTTING_DOWN, "the service is shutting down")
+    chain.end_preprocessing(key_of())
+    with pytest.raises(UnavailableError, match="shutting down"):
+        await asyncio.wait_for(client, WAIT_S)
+
+
+async def test_what_cannot_begin_is_the_clients_error_and_leaves_nothing(
+    chained: Admission, chain: Chain, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(key: str, item: MediaItem) -> "Future[PreparedItem]":
+        raise UnavailableError(Reason.WORKER_DIED, "preprocessing is down")
+
+    monkeypatch.setattr(chained, "_prepare", refuse)
+    with pytest.raises(UnavailableError, match="preprocessing is down"):
+        await chained.encode(image())
+    assert sample(metrics, "queue_items") == 0
+
+
+@pytest.mark.parametrize("stage", ["preparing", "submitted"])
+async def test_what_nobody_waits_for_is_cancelled_where_it_is(
+    chained: Admission, chain: Chain, metrics: Metrics, stage: str
+) -> None:
+    client = await ask(chained, chain)
+    if stage == "submitted":
+        chain.end_preprocessing(key_of())
+    client.cancel()
+    await asyncio.gather(client, return_exceptions=True)
+    assert getattr(chain, stage)[key_of()].cancelled()
+    assert sample(metrics, "queue_items") == 0
+    assert len(chain.submitted_on) == (stage == "submitted")
+
+
+async def test_what_was_given_up_in_a_process_never_reaches_the_device(chained: Admission, chain: Chain) -> None:
+    """A process that has begun goes on; what it makes is of no use any more."""
+    client = await ask(chained, chain)
+    chain.preparing[key_of()].set_running_or_notify_cancel()
+    client.cancel()
+    await asyncio.gather(client, return_exceptions=True)
+    chain.end_preprocessing(key_of())
+    assert chain.submitted_on == []
+
+
+async def test_what_was_given_up_between_the_stages_is_cancelled(
+    chained: Admission, chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client leaves while one thread hands it to the device: the stage that is cancelled is over already."""
+    client = await ask(chained, chain)
+    work = chained._works[key_of()]
+    submit = chain.submit
+
+    def leave(item: PreparedItem) -> "Future[None]":
+        work.cancel()
+        return submit(item)
+
+    monkeypatch.setattr(work, "_submit", leave)
+    chain.end_preprocessing(key_of())
+    assert chain.submitted[key_of()].cancelled()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(client, WAIT_S)
+
+
+async def test_a_drain_cut_short_waits_for_no_step(chained: Admission, chain: Chain) -> None:
+    """The step in hand cannot be cancelled; who waits for it is told all the same."""
+    client = await ask(chained, chain)
+    chain.end_preprocessing(key_of())
+    chain.submitted[key_of()].set_running_or_notify_cancel()
+    draining = asyncio.create_task(chained.drain())
+    await asyncio.sleep(0)
+    draining.cancel()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(client, WAIT_S)
+    chain.end_steps(key_of())
+    await asyncio.sleep(0)
 
 
 # What the pool cannot hold

@@ -108,6 +108,52 @@ def test_a_reader_that_comes_too_late_can_tell(pool: EmbeddingPool, region: Shar
         read_block(block, identity(late.key, late.generation), SHAPE)
 
 
+# Writing in place
+
+
+def test_nothing_is_seen_before_it_is_committed(pool: EmbeddingPool) -> None:
+    room = pool.reserve(key_of(1), INFO)
+    assert room is not None
+    room.rows[:] = rows_of(1)
+    assert pool.find(key_of(1)) is None
+    room.commit()
+    lease = pool.find(key_of(1))
+    assert lease is not None
+    assert read(pool, lease) == rows_of(1)
+
+
+def test_what_is_aborted_leaves_nothing(pool: EmbeddingPool) -> None:
+    room = pool.reserve(key_of(1), INFO)
+    assert room is not None
+    room.rows[:] = rows_of(1)
+    room.abort()
+    assert pool.store.used_bytes == 0
+    assert pool.find(key_of(1)) is None
+    put(pool, 1)
+
+
+def test_a_body_that_fails_leaves_nothing(pool: EmbeddingPool) -> None:
+    room = pool.reserve(key_of(1), INFO)
+    assert room is not None
+    with pytest.raises(ConnectionError), room:
+        raise ConnectionError
+    assert pool.store.used_bytes == 0
+
+
+def test_what_is_being_written_is_not_evicted(pool: EmbeddingPool) -> None:
+    room = pool.reserve(key_of(1), INFO)
+    assert room is not None
+    with room as rows:
+        rows[:] = rows_of(1)
+        put(pool, *range(50, 50 + 2 * NUM_BLOCKS))
+    assert read(pool, pool.grant(key_of(1))) == rows_of(1)
+
+
+def test_there_is_no_room_for_what_the_pool_has(pool: EmbeddingPool) -> None:
+    put(pool, 1)
+    assert pool.reserve(key_of(1), INFO) is None
+
+
 # Room
 
 
@@ -215,6 +261,49 @@ def test_it_knows_how_long_a_lease_is_held(pool: EmbeddingPool, clock: Clock) ->
     lease = pool.grant(key_of(1))
     clock.now_s += 2.5
     assert pool.held_s(lease) == pytest.approx(2.5)
+
+
+MANY = 10_000
+
+
+@pytest.fixture
+def crowd(region: SharedRegion, clock: Clock) -> EmbeddingPool:
+    """A pool in which `MANY` leases, on each embedding it has room for, have ended at once and nobody has noticed."""
+    pool = EmbeddingPool(region, epoch=EPOCH, lease_s=LEASE_S, max_leases=MANY, clock=clock)
+    put(pool, *range(NUM_BLOCKS))
+    for number in range(MANY):
+        pool.grant(key_of(number % NUM_BLOCKS))
+    clock.now_s += END_S
+    return pool
+
+
+def test_leases_that_end_together_stop_nobody_for_long(crowd: EmbeddingPool) -> None:
+    """Each call ends some; nothing that is asked meanwhile waits for all of them."""
+    ended: list[int] = []
+    while crowd.expire():
+        ended.append(crowd.num_expired - sum(ended))
+    assert 0 < max(ended) <= 256
+    assert (crowd.num_leases, crowd.num_expired, crowd.store.num_pinned) == (0, MANY, 0)
+
+
+def test_who_needs_the_room_of_ended_leases_gets_it(crowd: EmbeddingPool) -> None:
+    put(crowd, 50)
+    assert read(crowd, crowd.grant(key_of(50))) == rows_of(50)
+
+
+def test_who_needs_one_of_the_leases_that_have_ended_gets_it(crowd: EmbeddingPool) -> None:
+    assert crowd.grant(key_of(0)).key == key_of(0)
+    assert crowd.num_leases > MANY // 2
+
+
+def test_a_lease_that_has_ended_opens_nothing_before_that_was_noticed(region: SharedRegion, clock: Clock) -> None:
+    pool = EmbeddingPool(region, epoch=EPOCH, lease_s=LEASE_S, max_leases=MANY, clock=clock)
+    put(pool, 1)
+    last = [pool.grant(key_of(1)) for _ in range(MANY)][-1]
+    clock.now_s += END_S
+    with pytest.raises(NotFoundError, match="has ended"):
+        read(pool, last)
+    assert pool.num_leases > 0
 
 
 # Replacing a lease

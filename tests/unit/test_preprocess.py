@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -99,7 +100,8 @@ async def test_a_photograph_becomes_rows_and_what_stands_for_it(
     assert (item.key, item.modality) == (KEY, "image")
     assert item.content_part == {"type": "image_embeds", "image_embeds": {"image_grid_thw": list(grid)}}
     assert item.num_rows == grid[0] * grid[1] * grid[2] // 4
-    assert sum(len(frame) for frame in item.inputs) > item.num_rows * 4 * 14 * 14 * 3 * 2
+    num_bytes = item.num_rows * 4 * 14 * 14 * 3  # each pixel once, as a byte for each colour
+    assert num_bytes < sum(len(frame) for frame in item.inputs) < num_bytes + 1024
 
 
 async def test_the_same_file_becomes_the_same_inputs(preprocessor: Preprocessor) -> None:
@@ -330,6 +332,17 @@ async def test_a_closed_pool_is_an_error_not_a_hang(model_config: Any) -> None:
     with pytest.raises(UnavailableError) as caught:
         await asyncio.wait_for(prepare(preprocessor, GOOD), WAIT_S)
     assert caught.value.reason is Reason.SHUTTING_DOWN
+
+
+def test_it_is_done_without_an_event_loop(preprocessor: Preprocessor) -> None:
+    """What follows is begun on the thread that has the answer; an error has its reason there, too."""
+    threads: list[str] = []
+    good = preprocessor.submit(KEY, MediaItem(modality="image", data=GOOD))
+    good.add_done_callback(lambda _: threads.append(threading.current_thread().name))
+    assert good.result(WAIT_S).num_rows == GOOD_ROWS
+    with pytest.raises(InvalidItemError):
+        preprocessor.submit(KEY, MediaItem(modality="image", data=b"no image")).result(WAIT_S)
+    assert threads == ["worker-0"]
 
 
 async def test_a_pool_that_is_down_says_so_at_once(model_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,13 +128,12 @@ def _failing(worker: Worker, error: BaseException, monkeypatch: pytest.MonkeyPat
     def fail(*_: Any) -> None:
         raise ValueError("the processor failed") from error
 
-    monkeypatch.setattr(
-        *{"decode": (worker._decoder, "decode"), "process": (worker._processor, "process")}[stage], fail
-    )
+    parts = {"decode": (worker._decoder, "decode"), "cut": (worker._cutter, "cut")}
+    monkeypatch.setattr(*parts[stage], fail)
     return file_item(photos()["rocket.jpg"])
 
 
-@pytest.mark.parametrize("stage", ["decode", "process"])
+@pytest.mark.parametrize("stage", ["decode", "cut"])
 @pytest.mark.parametrize(
     "error",
     [
@@ -162,7 +161,7 @@ def test_other_failures_are_not_a_lack_of_memory(
     from producer.preprocess_worker import MediaError
 
     one = worker("qwen2_5_vl")
-    item = _failing(one, KeyError("memory"), monkeypatch, stage="process")
+    item = _failing(one, KeyError("memory"), monkeypatch, stage="cut")
     with pytest.raises(MediaError, match=r"^the model's processor refuses this image: the processor failed") as caught:
         one.prepare(item)
     assert caught.value.reason is Reason.MEDIA_UNREADABLE

@@ -1,1 +1,1 @@
-"""The encoder's own mathematics in fewer and better fitting kernels, for `--fidelity fast` on CUDA devices."""
+"""The encoder's own mathematics in fewer and better fitting kernels, for `--fidelity fast`."""

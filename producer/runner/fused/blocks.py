@@ -69,10 +69,8 @@ def _linears(block: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _shifts(block: Any, shift: torch.Tensor) -> _Shifts:
-    """Attention's weights have a sum of 1, so what is added to all values is added to what it gives."""
-    qkv, proj, _, down = _linears(block)
-    value_bias = qkv.bias.data.float().chunk(3)[2]
-    at_mlp = shift + proj.bias.data.float() + proj.weight.data.float() @ value_bias
+    _, proj, _, down = _linears(block)
+    at_mlp = shift + proj.bias.data.float()
     return _Shifts(shift, at_mlp, at_mlp + down.bias.data.float())
 
 
@@ -91,7 +89,7 @@ def _forward(
     qkv, proj, gate_up, down = _linears(block)
     total = x.squeeze(1)
     normed = norm(total, shifts.at_attention, block.norm1.weight, block.norm1.variance_epsilon)
-    products = F.linear(normed, qkv.weight)
+    products = F.linear(normed, qkv.weight, qkv.bias)
     attended = _attend(
         block.attn, products, cu_seqlens, rotary_pos_emb_cos, rotary_pos_emb_sin, max_seqlen, sequence_lengths
     )
@@ -114,7 +112,7 @@ def _gate(x: torch.Tensor, gate_up: Any) -> torch.Tensor:
 
 def _attend(
     attention: Any,
-    qkv: torch.Tensor,  # [num_rows, 3 * width], without bias
+    qkv: torch.Tensor,  # [num_rows, 3 * width]
     cu_seqlens: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -122,10 +120,10 @@ def _attend(
     sequence_lengths: torch.Tensor | None,
 ) -> torch.Tensor:
     """[num_rows, width]"""
-    num_heads, bias = attention.num_attention_heads_per_partition, attention.qkv.bias
+    num_heads = attention.num_attention_heads_per_partition
     if int(max_seqlen) <= MAX_SHORT_ROWS:
-        return attend_short(qkv, bias, cos, sin, cu_seqlens, num_heads=num_heads, scale=attention.attn.scale)
-    rotate(qkv, bias, cos, sin, num_heads=num_heads)
+        return attend_short(qkv, cos, sin, cu_seqlens, num_heads=num_heads, scale=attention.attn.scale)
+    rotate(qkv, cos, sin, num_heads=num_heads)
     query, key, value = qkv.view(1, qkv.shape[0], 3, num_heads, -1).unbind(2)
     attended: torch.Tensor = attention.attn(
         query=query,

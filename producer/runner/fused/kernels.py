@@ -15,20 +15,12 @@ _LOG2_E = 1.4426950408889634
 
 
 def attend_short(
-    qkv: torch.Tensor,
-    bias: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    ends: torch.Tensor,
-    *,
-    num_heads: int,
-    scale: float,
+    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, ends: torch.Tensor, *, num_heads: int, scale: float
 ) -> torch.Tensor:
     """Attention within sequences of at most `MAX_SHORT_ROWS` rows, with rotary embedding, in one pass over memory.
 
     Args:
         qkv: [num_rows, 3 * num_heads * head_dim], contiguous; queries, keys and values side by side.
-        bias: [3 * num_heads * head_dim]; added to queries and keys.
         cos: [num_rows, head_dim / 2], contiguous.
         sin: likewise.
         ends: [num_sequences + 1] int32, ascending: where sequences begin and end; any may be empty.
@@ -46,7 +38,6 @@ def attend_short(
         at_once = {"maxnreg": 160}
     _attend_short[((3 if at_once else 2) * num_processors,)](
         qkv,
-        bias,
         cos,
         sin,
         ends,
@@ -66,12 +57,12 @@ def attend_short(
     return out
 
 
-def rotate(qkv: torch.Tensor, bias: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, num_heads: int) -> None:
-    """Bias and rotary embedding of the queries and keys in `qkv`, in place; shapes as for `attend_short`."""
+def rotate(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, num_heads: int) -> None:
+    """Rotary embedding of the queries and keys in `qkv`, in place; shapes as for `attend_short`."""
     num_rows, dim = qkv.shape[0], qkv.shape[1] // 3 // num_heads
     rows = 32
     _rotate[(triton.cdiv(num_rows, rows), 2 * num_heads)](
-        qkv, bias, cos, sin, num_rows, HEADS=num_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), ROWS=rows
+        qkv, cos, sin, num_rows, HEADS=num_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), ROWS=rows
     )
 
 
@@ -129,19 +120,16 @@ def _num_processors(device: torch.device) -> int:
 
 
 @triton.jit
-def _rotated(at, bias, cos, sin, is_half, mask, DIM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of heads, with their bias and rotated, in float32."""
+def _rotated(at, cos, sin, mask, DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of heads, rotated, in float32."""
     first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
-    first += tl.load(bias, mask=is_half, other=0.0).to(tl.float32)[None, :]
-    second += tl.load(bias + DIM // 2, mask=is_half, other=0.0).to(tl.float32)[None, :]
     return first * cos - second * sin, second * cos + first * sin
 
 
 @triton.jit
 def _attend_short(  # type: ignore[no-untyped-def]
     qkv,
-    bias,
     cos,
     sin,
     ends,
@@ -175,9 +163,8 @@ def _attend_short(  # type: ignore[no-untyped-def]
         s = tl.load(sin + angles, mask=is_half, other=0.0).to(tl.float32)
         heads = qkv + rows[:, None] * (3 * width) + head * DIM
         values = tl.load(heads + 2 * width + in_whole[None, :], mask=is_whole, other=0.0)
-        at, added, is_in = heads + in_half[None, :], bias + head * DIM + in_half, in_half < DIM // 2
-        q1, q2 = _rotated(at, added, c, s, is_in, is_half, DIM)
-        k1, k2 = _rotated(at + width, added + width, c, s, is_in, is_half, DIM)
+        q1, q2 = _rotated(heads + in_half[None, :], c, s, is_half, DIM)
+        k1, k2 = _rotated(heads + width + in_half[None, :], c, s, is_half, DIM)
         scores = tl.dot(q1.to(dtype), tl.trans(k1.to(dtype)))
         scores = tl.dot(q2.to(dtype), tl.trans(k2.to(dtype)), scores) * scale
         scores = tl.where(is_row[None, :], scores, float("-inf"))
@@ -192,7 +179,7 @@ def _attend_short(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rotate(  # type: ignore[no-untyped-def]
-    qkv, bias, cos, sin, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr
+    qkv, cos, sin, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     in_half = tl.arange(0, HALF)
@@ -201,8 +188,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     c = tl.load(cos + angles, mask=mask, other=0.0).to(tl.float32)
     s = tl.load(sin + angles, mask=mask, other=0.0).to(tl.float32)
     at = qkv + rows[:, None] * (3 * HEADS * DIM) + tl.program_id(1) * DIM + in_half[None, :]
-    added = bias + tl.program_id(1) * DIM + in_half
-    first, second = _rotated(at, added, c, s, in_half < DIM // 2, mask, DIM)
+    first, second = _rotated(at, c, s, mask, DIM)
     tl.store(at, first.to(qkv.dtype.element_ty), mask=mask)
     tl.store(at + DIM // 2, second.to(qkv.dtype.element_ty), mask=mask)
 

@@ -34,16 +34,14 @@ def kernels(dim: int, lengths: list[int], num_rows: int) -> dict[str, float]:
     ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
     last = int(ends[-1])
     qkv[last:] = float("nan")
-    bias = torch.randn(3 * NUM_HEADS * dim, generator=draw)
-    bias[2 * NUM_HEADS * dim :] = 0  # not added to values
-    query, key, value = (qkv + bias).view(num_rows, 3, NUM_HEADS, dim).unbind(1)
+    query, key, value = qkv.view(num_rows, 3, NUM_HEADS, dim).unbind(1)
     query, key = rotated(query, cos[:, None], sin[:, None]), rotated(key, cos[:, None], sin[:, None])
     want = torch.zeros(num_rows, NUM_HEADS, dim)
     for begin, end in itertools.pairwise(ends):
         parts = [x[begin:end].transpose(0, 1) for x in (query, key, value)]
         want[begin:end] = F.scaled_dot_product_attention(*parts).transpose(0, 1)
-    got = attend_short(qkv, bias, cos, sin, ends, num_heads=NUM_HEADS, scale=dim**-0.5)
-    rotate(qkv, bias, cos, sin, num_heads=NUM_HEADS)
+    got = attend_short(qkv, cos, sin, ends, num_heads=NUM_HEADS, scale=dim**-0.5)
+    rotate(qkv, cos, sin, num_heads=NUM_HEADS)
     own = qkv.view(num_rows, 3, NUM_HEADS, dim)[:last]
     return {
         f"attention of {dim}": (got - want.flatten(1)).abs().nan_to_num(float("inf")).max().item(),

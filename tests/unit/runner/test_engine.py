@@ -144,6 +144,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         encoder = SimpleNamespace(
             device=torch.device("cuda:0"),
             is_exact=False,
+            takes_compact=False,
             weights_bytes=200 * MIB,
             steps=[],
             asked=[],

@@ -168,7 +168,7 @@ def test_an_item_of_too_many_frames(one: Engine) -> None:
 
 def test_inputs_that_do_not_fit_the_graph_after_all(one: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of models that cut a picture into tiles of a number that its rows do not tell."""
-    monkeypatch.setattr("producer.runner.graphs._holds", lambda inputs, values: False)
+    monkeypatch.setattr("producer.runner.static_inputs._holds", lambda inputs, values: False)
     steps = Steps(one)
     items = [one.rows(rows, seed=rows) for rows in (16, 30)]
     assert same(steps.run(*items), alone(one, items))

@@ -54,6 +54,14 @@ def test_no_part_can_pass_for_another(one: tuple[str, str, bytes], other: tuple[
     assert (content_key(*one) == content_key(*other)) == (one == other)
 
 
+@pytest.mark.parametrize("num_bytes", [0, 1, 2046, 2047, 2048, 4094, 65535, 65536, 65537, 200_000])
+def test_it_is_the_hash_of_all_bytes_however_many_they_are(num_bytes: int) -> None:
+    """They are hashed in pieces, or at once."""
+    data = bytes(number % 251 for number in range(num_bytes))
+    text = f"ec-producer key 1|{FINGERPRINT}|image|{num_bytes}|".encode()
+    assert content_key(FINGERPRINT, "image", data) == hashlib.sha256(text + data).hexdigest()
+
+
 # What a client decoded
 
 

@@ -1,0 +1,85 @@
+"""Our side: `ec-producer serve`, and clients that have pictures encoded over gRPC and give each lease back."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.load import Send, Settle
+from producer.wire.contract import SERVICE_NAME
+from producer.wire.pb import encoder_cache_pb2 as pb
+from tests.kit.processes import LOGS_DIR
+from tests.kit.servers import ProducerServer
+
+CALL_S = 60.0
+Call = Callable[..., Awaitable[Any]]
+OPTIONS = [("grpc.enable_http_proxy", 0)]
+
+
+def server(
+    model: Path,
+    *,
+    settings: Mapping[str, object] | None = None,
+    transports: Sequence[str] = ("grpc",),
+    env: Mapping[str, str] | None = None,
+    logs: Path = LOGS_DIR,
+) -> ProducerServer:
+    """The producer, not started yet, with these fields of its settings (see `ServeConfig`)."""
+    flags = [word for name, value in (settings or {}).items() for word in _flag(name, value)]
+    return ProducerServer(model, transports=transports, extra_args=flags, env=env, name="bench-ours", logs=logs)
+
+
+def _flag(name: str, value: object) -> list[str]:
+    """As the command line has it: what is True is named only, and an object is JSON."""
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
+
+
+def request(image: bytes) -> bytes:
+    """The message that has `image` encoded. Made before the load: a client of another language makes it for nothing."""
+    item = pb.MediaItem(modality=pb.MODALITY_IMAGE, data=image)
+    return pb.EncodeRequest(items=[item]).SerializeToString()
+
+
+@contextlib.asynccontextmanager
+async def client(address: str) -> AsyncIterator[Send[bytes]]:
+    """Sends what `request` makes; the answer is a ticket, whose lease is released."""
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        encode: Call = channel.unary_unary(
+            f"/{SERVICE_NAME}/Encode", response_deserializer=pb.EncodeResponse.FromString
+        )
+        release: Call = channel.unary_unary(
+            f"/{SERVICE_NAME}/Release", request_serializer=pb.ReleaseRequest.SerializeToString
+        )
+
+        async def settle(lease_id: str) -> None:
+            await release(pb.ReleaseRequest(lease_id=lease_id), timeout=CALL_S)
+
+        async def send(body: bytes) -> Settle:
+            response = await encode(body, timeout=CALL_S)
+            (outcome,) = response.outcomes
+            if outcome.WhichOneof("outcome") != "ticket":
+                raise ValueError(f"the producer refuses: {outcome}")
+            return partial(settle, outcome.ticket.lease_id)
+
+        yield send
+
+
+@contextlib.asynccontextmanager
+async def trivial_client(address: str) -> AsyncIterator[Send[bytes]]:
+    """Sends what `trivial_request` makes: the release of a lease that never was, which costs a call and little else."""
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        release: Call = channel.unary_unary(f"/{SERVICE_NAME}/Release")
+
+        async def send(body: bytes) -> None:
+            await release(body, timeout=CALL_S)
+
+        yield send
+
+
+def trivial_request() -> bytes:
+    return pb.ReleaseRequest(lease_id="0" * 32).SerializeToString()
