@@ -172,12 +172,12 @@ def _kind(row: Row) -> str:
 def conclusion(rows: Sequence[Row]) -> str:
     """From which side on the split is faster, or what it costs a picture, and so has to save elsewhere."""
     alone = [one for one in rows if one.in_flight == 1 and not one.again and one.side]
-    faster = [one.side for one in alone if one.more_ms <= 0]
-    most = max(one.more_ms for one in alone)
-    least = min(one.more_ms for one in alone)
-    if faster:
-        return f"the split is faster from pictures of {min(faster)}² on"
-    return f"the split is never faster on one machine: each picture costs {least:.1f} to {most:.1f} ms more"
+    lost = [one for one in alone if one.more_ms > 0]
+    larger = [one.side for one in alone if one.side > max((each.side for each in lost), default=0)]
+    if larger:
+        return f"the split is faster from pictures of {min(larger)}² on"
+    least, most = min(one.more_ms for one in lost), max(one.more_ms for one in lost)
+    return f"the split is not faster on one machine: where it loses, a picture costs {least:.1f} to {most:.1f} ms more"
 
 
 started_s = time.monotonic()

@@ -80,10 +80,14 @@ class Clients:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end(LEAVE_S if kind is None else 0.0)
+
+    def end(self, within_s: float = 0.0) -> None:
+        """Ends all of them, by force after so many seconds, whatever they are at. May be called again."""
         for pipe in self._pipes:
             pipe.close()
         for process, _ in self._processes:
-            process.join(LEAVE_S if kind is None else 0.0)
+            process.join(within_s)
             if process.is_alive():
                 process.kill()
                 process.join(LEAVE_S)

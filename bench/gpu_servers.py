@@ -19,7 +19,7 @@ from tests.kit.stack import Stack
 
 Server = TypeVar("Server", bound=Service)
 POLL_S = 0.05
-START_S = 150.0
+START_S, REHEARSAL_START_S = 150.0, 235.0
 """For all that start at the same time."""
 PINNING = ("OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND")
 """Of the tests' environment, what makes room for many servers on a small machine: here each is to have all it takes."""
@@ -144,7 +144,7 @@ def _start(stack: Stack, place: Place, servers: Mapping[str, Service]) -> dict[s
     for server in servers.values():
         stack.start(server)
     found: dict[str, float | str] = {}
-    deadline_s = time.monotonic() + START_S
+    deadline_s = time.monotonic() + (START_S if place.is_gpu else REHEARSAL_START_S)
     while len(found) < len(servers):
         time.sleep(POLL_S)
         for name, server in servers.items():

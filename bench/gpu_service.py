@@ -1,6 +1,7 @@
 """The parts `service` and `start`: the producer and the peer's servers under the same loads, and their start."""
 
 import base64
+import contextlib
 import json
 import shutil
 import time
@@ -60,8 +61,9 @@ def measure_service(record: Record, place: Place, work: Path, saved: Path, peers
 
     Of the peers, `peer` must work; another that does not is recorded as such.
     """
-    pictures = [pictures_of(load, index) for index, load in enumerate(loads)]
-    with Stack() as stack:
+    pictures = pictures_of(loads)
+    with Stack() as stack, contextlib.ExitStack() as processes:
+        clients = processes.enter_context(Clients(PROCESSES))
         servers: dict[str, ScrapedService] = {OURS: place.ours()}
         servers |= {name: place.peer(name, _folder(saved, name)) for name in peers}
         for name in peers:
@@ -70,8 +72,10 @@ def measure_service(record: Record, place: Place, work: Path, saved: Path, peers
         ready = start_all(stack, place, servers)
         for name, server in servers.items():
             try:
-                _measure_one(record, name, server, ready[name], saved, loads, pictures)
+                _measure_one(record, name, server, ready[name], saved, loads, pictures, clients)
             except (ClientsError, OSError, ValueError) as error:
+                clients.end()  # they may be in the midst of it
+                clients = processes.enter_context(Clients(PROCESSES))
                 record.put(f"service/{name}/failed", str(error)[-2500:])
                 if name in (OURS, PEER):
                     record.add("failures", f"service {name}: {str(error)[-2500:]}")
@@ -87,6 +91,7 @@ def _measure_one(
     saved: Path,
     loads: Loads,
     pictures: Sequence[Sequence[bytes]],
+    clients: Clients,
 ) -> None:
     """
     Raises:
@@ -97,15 +102,14 @@ def _measure_one(
         raise ValueError(f"it was not ready: {ready}")
     record.put(f"service/{name}/ready_s", ready)
     speaks, address, request = way_to(server)
-    with Clients(PROCESSES) as clients:
-        for (side, _, warm, in_flight), images in zip(loads, pictures, strict=True):
-            requests = [request(image) for image in images]
-            before, cpu_s = counts(server), cpu_seconds(tree(parent(server.pid)))
-            found = clients.load(speaks, address, requests, warm, in_flight)
-            cpu_s = cpu_seconds(tree(parent(server.pid))) - cpu_s
-            figures = found.figures() | {"server_cpu_ms": cpu_s / len(requests) * 1000}
-            record.put(f"service/{name}/{load_name(side, in_flight)}", figures | stages(before, counts(server)))
-            _empty(_folder(saved, name))
+    for (side, _, warm, in_flight), images in zip(loads, pictures, strict=True):
+        requests = [request(image) for image in images]
+        before, cpu_s = counts(server), cpu_seconds(tree(parent(server.pid)))
+        found = clients.load(speaks, address, requests, warm, in_flight)
+        cpu_s = cpu_seconds(tree(parent(server.pid))) - cpu_s
+        figures = found.figures() | {"server_cpu_ms": cpu_s / len(requests) * 1000}
+        record.put(f"service/{name}/{load_name(side, in_flight)}", figures | stages(before, counts(server)))
+        _empty(_folder(saved, name))
 
 
 def way_to(server: ScrapedService) -> tuple[str, str, Any]:
@@ -116,12 +120,17 @@ def way_to(server: ScrapedService) -> tuple[str, str, Any]:
     return "http", server.url, peer.request
 
 
-def pictures_of(load: tuple[int, int, int, int], index: int) -> list[bytes]:
-    """Those of a load, all different; made by some processes, since it takes as long as to encode them."""
-    side, number, warm, _ = load
+def pictures_of(loads: Loads, first: int = 0) -> list[list[bytes]]:
+    """Those of each load, all different, and of no load that has another number, counted from `first`.
+
+    They are made by some processes, since that takes as long as to encode them.
+    """
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        numbers = range(index * 100_000, index * 100_000 + warm + number)
-        return [*pool.map(_picture, ((side, one) for one in numbers), chunksize=16)]
+        found = [
+            pool.map(_picture, ((side, index * 100_000 + one) for one in range(warm + number)), chunksize=16)
+            for index, (side, number, warm, _) in enumerate(loads, first)
+        ]
+        return [[*pictures] for pictures in found]
 
 
 def _picture(which: tuple[int, int]) -> bytes:

@@ -1,5 +1,6 @@
 """The part `ttft`: time to the first token, LLM-only vLLM behind the shim beside a vLLM that does all by itself."""
 
+import asyncio
 import json
 import statistics
 import time
@@ -9,17 +10,17 @@ from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
 from bench import ours, peer
-from bench.gpu_clients import Clients
 from bench.gpu_record import Record
 from bench.gpu_servers import Place, start_all
 from bench.gpu_service import pictures_of
 from bench.gpu_targets import OURS, PEER
+from bench.load import closed
 from tests.kit.servers import ProducerServer, VllmServer
 from tests.kit.stack import Stack
 
 SIDES, REHEARSED = (448, 1036), (112, 224)
 NUMBER, WARM = 20, 3
-CALL_S = 60.0
+CALL_S, IN_FLIGHT = 60.0, 4
 FIRST = 50
 """Of loads of pictures that none of the other parts has."""
 
@@ -30,7 +31,8 @@ def measure_first_tokens(record: Record, place: Place, sides: Sequence[int], num
     Raises:
         ValueError: a server was not ready, or a request failed.
     """
-    pictures = {side: pictures_of((side, number, WARM, 1), FIRST + index) for index, side in enumerate(sides)}
+    loads = [(side, number, WARM, 1) for side in sides]
+    pictures = dict(zip(sides, pictures_of(loads, FIRST), strict=True))
     with Stack() as stack:
         producer = place.ours()
         shim = place.answering("llm-only", producer.address)
@@ -47,8 +49,7 @@ def measure_first_tokens(record: Record, place: Place, sides: Sequence[int], num
 def _measure_side(
     record: Record, side: int, images: Sequence[bytes], producer: ProducerServer, shim: VllmServer, alone: VllmServer
 ) -> None:
-    with Clients(1) as clients:
-        clients.load("grpc", producer.address, [ours.request(image) for image in images], 0, 4)
+    asyncio.run(_encode(producer.address, images))
     times: dict[str, list[float]] = {OURS: [], PEER: []}
     for index, image in enumerate(images):
         turns = [(OURS, shim), (PEER, alone)]
@@ -59,6 +60,12 @@ def _measure_side(
     for name, found in times.items():
         figures = {"median_ms": statistics.median(found), "least_ms": min(found), "most_ms": max(found)}
         record.put(f"ttft/{name}/{side}", figures | {"requests": len(found)})
+
+
+async def _encode(address: str, images: Sequence[bytes]) -> None:
+    """Has all of them encoded, so that the producer has their embeddings from then on."""
+    async with ours.client(address) as send:
+        await closed(send, [ours.request(image) for image in images], IN_FLIGHT)
 
 
 def first_token_s(url: str, body: bytes) -> float:

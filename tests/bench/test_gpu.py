@@ -117,8 +117,9 @@ def test_stages_are_what_the_counts_grew_by() -> None:
 
 
 def test_pictures_of_two_loads_differ() -> None:
-    one, other = (gpu_service.pictures_of((32, 3, 1, 1), index) for index in (0, 1))
-    assert len({*one, *other}) == 8
+    one, other = gpu_service.pictures_of([(32, 3, 1, 1)] * 2)
+    (third,) = gpu_service.pictures_of([(32, 3, 1, 1)], first=2)
+    assert len({*one, *other, *third}) == 12
 
 
 def test_what_loading_the_weights_took_is_in_the_log(tmp_path: Path) -> None:

@@ -140,5 +140,6 @@ def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     try:
         with pytest.raises(ServiceError, match=r"not done after 0 s; 2 rows came"):
             gpu_steps._measure(Record(tmp_path / "gpu.json", {}), "x", service, tmp_path)
+        assert service.wait_ended(10.0), "it is on the device while the next one measures"
     finally:
         service.stop()

@@ -26,6 +26,7 @@ told = {}
 if sys.argv[1] == "set":
     process_setup.before_imports()
 told["collects while it imports"] = gc.isenabled()
+told["switches after s"] = sys.getswitchinterval()
 try:
     import rfc3987_syntax
 except ImportError:
@@ -62,3 +63,7 @@ def test_what_is_imported_stays_and_is_not_looked_through() -> None:
 def test_threads_share_two_arenas() -> None:
     assert told("not")["arenas"] > 2, "glibc has no need of it any more"
     assert told("set")["arenas"] <= 2
+
+
+def test_threads_take_turns_sooner_than_python_has_it() -> None:
+    assert told("set")["switches after s"] < told("not")["switches after s"] / 5

@@ -77,7 +77,10 @@ def _complaint(case: str, measure: str, counts: "Counter[str]", ceiling: Mapping
     few = _SHARE * ceiling["total"]  # of a place that the table does not name, it is only known that it had less
     now = _by_place(counts)
     grown = {name: n - ceiling.get(name, few) for name, n in now.items() if n > ceiling.get(name, few)}
-    places = sorted(grown, key=lambda name: -grown[name])[:3] or [name for name, _ in now.most_common(3)]
+    places = (
+        sorted(grown, key=lambda name: -grown[name])[:3]
+        or [name for name, _ in now.most_common() if name not in ceiling][:6]
+    )
     where = [f"{name}: {ceiling.get(name, 'few')} -> {now[name]}{_detail(name, counts)}" for name in places]
     return f"{case}: {counts.total()} {measure}, at most {ceiling['total']} are allowed. {'; '.join(where)}"
 
