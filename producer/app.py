@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PUBLISHERS = 2
+"""Threads that copy embeddings to the pool while the step loop goes on; on a CPU the encoder needs the cores."""
+
 
 async def serve(config: ServeConfig) -> None:
     """Runs a producer until SIGTERM or SIGINT, then drains it.
@@ -273,6 +276,7 @@ def _start_steps(
         max_rows=config.max_batch_rows,
         max_items=config.max_batch_items,
         max_steps=1 if encoder.device.type == "cpu" else config.steps_in_flight,
+        num_publishers=0 if encoder.device.type == "cpu" else _PUBLISHERS,
         metrics=metrics,
         tracing=tracing,
     )

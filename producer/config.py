@@ -148,7 +148,9 @@ class ServeConfig:
     max_video_frames: int = _setting(100_000, "frames of a video's file, taken or not", low=1, high=1 << 24)
     max_audio_s: float = _setting(600.0, "seconds of a sound", low=0.1, high=86400)
     max_item_rows: int = _setting(16384, "rows of one item's embedding", low=1, high=1 << 20)
-    max_batch_rows: int = _setting(16384, "embedding rows in one encoder step", low=1, high=1 << 22)
+    max_batch_rows: int = _setting(
+        2048, "embedding rows in one encoder step; a larger item has a step of its own", low=1, high=1 << 22
+    )
     max_batch_items: int = _setting(32, "items in one encoder step", low=1, high=1024)
     preprocess_workers: int = _setting(
         lambda: max(1, (os.cpu_count() or 2) // 2), "processes that decode and preprocess media", low=1, high=256

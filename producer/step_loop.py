@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Protocol
@@ -68,10 +68,13 @@ class StepLoop:
         max_rows: int,
         max_items: int,
         max_steps: int = 1,
+        num_publishers: int = 0,
         metrics: Metrics,
         tracing: Tracing | None = None,
     ) -> None:
-        """`launch` and `publish` are called on the device thread only, with at most `max_steps` under way."""
+        """`launch` is called on the device thread only, with at most `max_steps` under way; `publish` on threads of its
+        own, as many as there are publishers, or on the device thread, too.
+        """
         self._launch = launch
         self._publish = publish
         self._batcher: Batcher[_Job] = Batcher(max_rows=max_rows, max_items=max_items)
@@ -84,6 +87,7 @@ class StepLoop:
         self._encode_seconds = metrics.stage_seconds.labels("encode")
         metrics.stalled_seconds.set_function(lambda: self.stalled_s)
         self._changed = threading.Condition()
+        self._publishers = ThreadPoolExecutor(num_publishers, "publisher") if num_publishers else None
         self._stopping = False
         self._lost = ""
         self._progress_s: float | None = None
@@ -143,6 +147,8 @@ class StepLoop:
             logger.exception("the device thread failed")
             self._lose("the device thread failed")
         self._progress_s = None
+        if self._publishers is not None:
+            self._publishers.shutdown()  # copies from memory to memory, which end soon
         self._refuse(self._taken)
 
     def _turn(self) -> bool:
@@ -217,7 +223,11 @@ class StepLoop:
         if self._tracing is not None:
             self._trace(self._tracing, launched, outcomes, now_s)
         for job, outcome in zip(jobs, outcomes, strict=True):
-            self._end(job, outcome)
+            self.tick()
+            if self._publishers is None:
+                self._end(job, outcome)
+            else:
+                self._publishers.submit(self._end, job, outcome)
 
     def _try_alone(self, jobs: list[_Job], error: Exception) -> None:
         with work_for(jobs[0].origin if len(jobs) == 1 else NOBODY):
@@ -234,7 +244,6 @@ class StepLoop:
                 self._finish(self._under_way.popleft())
 
     def _end(self, job: _Job, outcome: torch.Tensor | ServiceError) -> None:
-        self.tick()
         if isinstance(outcome, ServiceError):
             _fail(job, outcome)
             return

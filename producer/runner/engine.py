@@ -30,6 +30,7 @@ class EngineSettings:
     num_slots: int
     slot_bytes: int
     max_batch_rows: int
+    max_item_rows: int
     device_memory_bytes: int
 
 
@@ -86,9 +87,11 @@ def _plan(
     ring = SlotRing.allocate(2, settings.slot_bytes, encoder.device)
     trial = _runner(encoder, ring, None, "", Metrics(), exact=False)
 
+    most_rows = max(settings.max_batch_rows, settings.max_item_rows)
+
     def largest_step() -> None:  # many small items take what a large one does
         for sample in samples:
-            trial.launch([sample] * max(1, settings.max_batch_rows // max(1, sample.num_rows))).finish()
+            trial.launch([sample] * max(1, most_rows // max(1, sample.num_rows))).finish()
 
     def plan(graphs: EncoderGraphs | None) -> MemoryPlan:
         return plan_memory(memory, graphs, largest_step, weights_bytes=encoder.weights_bytes, limit_bytes=limit_bytes)

@@ -116,7 +116,7 @@ class MemoryPlan:
                 f"the encoder does not fit into device memory: of {_mib(self.limit_bytes)} that it may use,"
                 f" {_mib(self.used_bytes)} are taken ({_mib(self.weights_bytes)} of them by its weights), a step of the"
                 f" largest size takes {_mib(self.activation_bytes)} and graphs take {_mib(self.graph_bytes)};"
-                f" {_mib(-self.rest_bytes)} are lacking. Lower max_batch_rows or graph_rows"
+                f" {_mib(-self.rest_bytes)} are lacking. Lower max_batch_rows, max_item_rows or graph_rows"
             )
 
     def __str__(self) -> str:
@@ -190,7 +190,7 @@ def _measure_activations(memory: DeviceMemory, largest_step: Callable[[], None],
         raise MemoryPlanError(
             f"the encoder does not fit into device memory: of {_mib(memory.total_bytes)},"
             f" {_mib(memory.used_bytes())} are taken ({_mib(weights_bytes)} of them by its weights), and a step of the"
-            f" largest size finds no room: {' '.join(str(error).split())[:200]}. Lower max_batch_rows"
+            f" largest size finds no room: {' '.join(str(error).split())[:200]}. Lower max_batch_rows and max_item_rows"
         ) from None
 
 

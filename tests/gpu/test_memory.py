@@ -62,6 +62,7 @@ def started(case: Case) -> Iterator[tuple[Any, Engine]]:
                 num_slots=3,
                 slot_bytes=32 * MIB,
                 max_batch_rows=16384,
+                max_item_rows=16384,
                 device_memory_bytes=case.device_memory_bytes,
             )
             return start_engine(one.encoder, samples, settings, metrics or Metrics())

@@ -21,6 +21,8 @@ _ATTENTION = "Qwen2_5_VisionAttention"
 _PATCHES = ("Qwen2VisionPatchEmbed", "Qwen2_5_VisionPatchEmbed", "Qwen3_VisionPatchEmbed")
 _CHUNK_ROWS = 256
 """Patches that are normalized at a time, so that what lies between is in the cache and not new memory."""
+_TABLES = "ec_producer_tables"
+"""Attribute of angles that are remembered: what queries and keys are multiplied with, by repeats."""
 _MAX_PLANS = 32
 """Layouts of steps of which something is remembered."""
 _MAX_REMEMBERED_ROWS = 8192
@@ -75,7 +77,14 @@ def _normalize_bytes(norm: Any, patches: Any, pixels: torch.Tensor, dtype: torch
 
 def _remembering(prepare: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """`prepare_encoder_metadata` that knows what it last said of small steps: it does so much for any that it shows."""
-    remembered = functools.lru_cache(_MAX_PLANS)(lambda grids: prepare([list(grid) for grid in grids]))
+
+    @functools.lru_cache(_MAX_PLANS)
+    def remembered(grids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+        found = prepare([list(grid) for grid in grids])
+        for tensor in found.values():
+            if isinstance(tensor, torch.Tensor):
+                setattr(tensor, _TABLES, {})  # it stays as it is, and so does what is made of it
+        return found
 
     def metadata(grids: Sequence[Sequence[int]], **others: Any) -> dict[str, Any]:
         if others or sum(map(math.prod, grids)) > _MAX_REMEMBERED_ROWS:
@@ -142,6 +151,14 @@ def _plan(ends: Sequence[int]) -> _Plan:
     return _Plan(list(counts.values()), by_length, order, order.argsort())
 
 
+def _tables(cos: torch.Tensor, sin: torch.Tensor, repeats: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What [num_rows, repeats * head_dim] is multiplied with: each half of a head with itself, and the other half."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = getattr(cos, _TABLES, {})
+    if repeats not in made:
+        made[repeats] = torch.cat((cos, cos), 1).repeat(1, repeats), torch.cat((-sin, sin), 1).repeat(1, repeats)
+    return made[repeats]
+
+
 def _rotate_and_attend(
     attention: Any,
     x: torch.Tensor,  # [num_rows, 1, width]
@@ -159,8 +176,7 @@ def _rotate_and_attend(
     head_dim, num_heads = attention.hidden_size_per_attention_head, attention.num_attention_heads_per_partition
     qkv = attention.qkv(x)[0].view(len(x), 3, num_heads, head_dim)
     both = qkv[:, :2].reshape(len(x), -1)
-    with_itself = torch.cat((cos, cos), 1).repeat(1, 2 * num_heads)
-    with_other = torch.cat((-sin, sin), 1).repeat(1, 2 * num_heads)
+    with_itself, with_other = _tables(cos, sin, 2 * num_heads)
     other = both.view(len(x), -1, head_dim).roll(head_dim // 2, -1).view_as(both)
     rotated = (both * with_itself).add_(other.mul_(with_other)).view(len(x), 2, num_heads, head_dim)
     attended = attention.attn(

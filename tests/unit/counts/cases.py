@@ -89,7 +89,8 @@ class Steps:
             graph_items=32,
             num_slots=3,
             slot_bytes=32 << 20,
-            max_batch_rows=16384,
+            max_batch_rows=2048,
+            max_item_rows=16384,
             device_memory_bytes=0,
         )
         self._one = one

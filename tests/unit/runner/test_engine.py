@@ -45,6 +45,7 @@ def settings(**values: Any) -> Any:
             "num_slots": 3,
             "slot_bytes": MIB,
             "max_batch_rows": 256,
+            "max_item_rows": 1,
             "device_memory_bytes": 0,
             **values,
         }
@@ -184,13 +185,18 @@ def test_a_device_has_graphs_within_its_plan(device: Callable[..., Any], metrics
     assert planned(metrics) == parts
 
 
-def test_the_largest_step_is_of_as_many_rows_as_a_batch_may_have(device: Callable[..., Any], metrics: Metrics) -> None:
+def test_the_largest_step_is_of_as_many_rows_as_a_batch_or_an_item_may_have(
+    device: Callable[..., Any], metrics: Metrics
+) -> None:
     encoder = device()
     start(encoder, metrics, max_batch_rows=256)
     assert {len(step) for step in encoder.steps} == {2}  # of the sample's 100 rows
     encoder.steps.clear()
     start(encoder, metrics, max_batch_rows=50)
     assert {len(step) for step in encoder.steps} == {1}
+    encoder.steps.clear()
+    start(encoder, metrics, max_batch_rows=50, max_item_rows=300)
+    assert {len(step) for step in encoder.steps} == {3}
 
 
 def test_a_model_without_support_runs_eagerly(device: Callable[..., Any], metrics: Metrics) -> None:
@@ -272,7 +278,11 @@ def test_only_a_device_is_given_several_steps_at_once(
         assert loop._max_steps == max_steps
         stack.pop_all()
         assert loop.stop(30)
-    assert found == [settings(num_slots=5, graph_rows=2048, eager=True, slot_bytes=32 * MIB, max_batch_rows=16384)]
+    assert found == [
+        settings(
+            num_slots=5, graph_rows=2048, eager=True, slot_bytes=32 * MIB, max_batch_rows=2048, max_item_rows=16384
+        )
+    ]
 
 
 # What the encoder tells of itself

@@ -208,7 +208,7 @@ def test_compact_pixels_are_encoded_as_they_are(one: Engine) -> None:
 def test_the_engine_passes_them_on_as_the_encoder_takes_them(one: Engine) -> None:
     from producer.runner.engine import EngineSettings, start_engine
 
-    values = dict.fromkeys(("graph_rows", "graph_items", "max_batch_rows", "device_memory_bytes"), 1)
+    values = dict.fromkeys(("graph_rows", "graph_items", "max_batch_rows", "max_item_rows", "device_memory_bytes"), 1)
     settings = EngineSettings(eager=True, require_graphs=False, num_slots=2, slot_bytes=1 << 20, **values)
     assert start_engine(one.encoder, [], settings, Metrics())._takes_compact
     exact: Any = SimpleNamespace(**{**vars(one.encoder), "takes_compact": False, "embed": None, "decode": None})

@@ -160,7 +160,7 @@ def test_a_plan_that_does_not_fit_stops_before_the_second_capture_with_all_numbe
     said = (
         "the encoder does not fit into device memory: of 379 MiB that it may use, 300 MiB are taken (200 MiB of them"
         " by its weights), a step of the largest size takes 50 MiB and graphs take 30 MiB; 1 MiB are lacking."
-        " Lower max_batch_rows or graph_rows"
+        " Lower max_batch_rows, max_item_rows or graph_rows"
     )
     with pytest.raises(MemoryPlanError, match=f"^{re.escape(said)}$") as caught:
         start.plan(start.graphs(30), 279 * MIB)
