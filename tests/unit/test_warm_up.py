@@ -16,6 +16,7 @@ from producer.metrics import Metrics
 from producer.warm_up import encode_samples
 from producer.wire.block import EmbeddingShape
 from producer.wire.contract import Reason
+from tests.kit.steps import on_this_loop
 
 WIDTHS = {"image": 24, "video": 24, "audio": 8}
 """As with DeepStack, of which sound has no part."""
@@ -42,7 +43,7 @@ class Stages:
     def admission(self, *, max_item_bytes: int = 1 << 20) -> Admission:
         return Admission(
             self._pool,
-            self._prepare,
+            on_this_loop(self._prepare),
             self._submit,
             fingerprint="0" * 64,
             modalities=tuple(WIDTHS),

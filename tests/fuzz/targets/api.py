@@ -24,6 +24,7 @@ from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import add_EncoderCacheServicer_to_server
 from tests.fuzz.checks import check_said, expect
 from tests.fuzz.mutate import message, with_kind
+from tests.kit.steps import on_this_loop
 
 _MAX_MESSAGE = 640
 """A difference of settings names both, in 200 characters each."""
@@ -46,7 +47,7 @@ class _Service:
         )
         admission = Admission(
             self.pool,
-            self._prepare,
+            on_this_loop(self._prepare),
             self._submit,
             fingerprint=_FINGERPRINT,
             modalities=("image", "video", "audio"),
