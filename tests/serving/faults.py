@@ -90,7 +90,7 @@ def worker_freezes(service: Service, record: Record, scale: float) -> None:
 
 def _pull(service: Service, record: Record, consumer: StagedConsumer, stage: str, act: Callable[[], None]) -> str:
     """One pull of a known picture from the real service; how it ended."""
-    one = random.choice([*service.truth])
+    one = random.choice(service.pictures)
     (outcome,) = service.clients[0].encode([image(one)], CALL_S)
     if isinstance(outcome, ProducerError):
         record.tried += 1

@@ -29,7 +29,8 @@ QUEUE_ITEMS = 16
 POOL_BYTES = 1 << 20
 LEASE_S = 2.0
 ITEM_BYTES = 1 << 20
-PREPROCESS_BYTES = 1 << 30
+PREPROCESS_BYTES = 5 << 28
+"""A picture of 100 megapixels takes 1,040 MiB to decode and preprocess."""
 SETTINGS = {
     "max-queue-items": QUEUE_ITEMS,
     "max-items-per-request": QUEUE_ITEMS,
@@ -149,6 +150,11 @@ class Service:
     @property
     def pid(self) -> int:
         return self.server.pid
+
+    @property
+    def pictures(self) -> list[bytes]:
+        """Those of `truth` that are nothing but pictures: a GIF may have been sent as a video."""
+        return [one for one in self.truth if not one.startswith(b"GIF8")]
 
     def new_pictures(self, number: int, side: int = 56) -> list[bytes]:
         """Pictures that were never sent before."""
