@@ -331,3 +331,15 @@ def test_what_a_step_waits_for_its_slot_is_observed(one: Engine) -> None:
     steps.run(one.sample())
     assert sample(steps.metrics, "slot_wait_seconds_count") == 2
     assert sample(steps.metrics, "slot_wait_seconds_sum") >= 0.05
+
+
+def test_embeddings_that_are_neighbours_in_memory_are_copied_at_once() -> None:
+    from producer.runner.steps import _to_host
+
+    whole, other = torch.arange(24.0).view(6, 4), torch.ones(2, 4)
+    parts = [whole[:1], whole[1:4], other, whole[4:], whole[:2]]
+    found = list(_to_host(parts))
+    assert same(found, parts)
+    shared = [len(one.untyped_storage()) // one.itemsize for one in found]
+    assert found[0].data_ptr() + found[0].nbytes == found[1].data_ptr()
+    assert shared == [24, 24, 8, 24, 24]
