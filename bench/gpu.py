@@ -12,16 +12,15 @@ import argparse
 import contextlib
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
-from types import FrameType
 
 from bench import gpu_service, gpu_ttft, machine
 from bench.gpu_record import Record
@@ -32,6 +31,7 @@ from bench.gpu_targets import OURS, PEER, found, lines
 from bench.gpu_ttft import measure_first_tokens
 from tests.gpu.conftest import Host
 from tests.kit.checkpoints import cached_checkpoint
+from tests.kit.timers import raising_after
 
 PARTS = {"step": 170.0, "service": 190.0, "start": 90.0, "ttft": 120.0}
 """Seconds that each may take."""
@@ -180,26 +180,15 @@ def run_part(record: Record, part: str, call: Callable[[], None], seconds: float
     return True
 
 
-@contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
+def at_most(seconds: float) -> AbstractContextManager[None]:
     """Ends what is in the block, in the main thread, after so many seconds.
 
     Raises:
-        TooLongError: it was not done by then.
+        TooLongError: no time is left; in the block, that it was not done by then.
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise TooLongError(f"not done after {seconds:.0f} s")
-
     if seconds <= 0:
         raise TooLongError("no time is left")
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    return raising_after(seconds, TooLongError(f"not done after {seconds:.0f} s"))
 
 
 def keep_logs(logs: Path, out: Path) -> None:

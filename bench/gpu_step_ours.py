@@ -3,7 +3,7 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from bench.gpu_timing import (
     times_for,
     wall_ms,
 )
+from tests.kit.engines import prepared_item
 
 GRAPH_ROWS, MOST_ITEMS = 8192, 32
 
@@ -84,21 +85,6 @@ class Ours:
 def budgets_of(runner: Any) -> list[int]:
     """Rows of its graphs."""
     return list(runner._graphs.captured_rows)
-
-
-def prepared_item(work: Callable[[Any], Any], media: Any) -> Any:
-    """A media item as admission hands it to the encoder."""
-    from producer import preprocess_worker
-    from producer.core import PreparedItem
-
-    prepared = preprocess_worker.prepared(work(preprocess_worker.request(media)))
-    return PreparedItem(
-        key="00" * 32,
-        modality=media.modality,
-        num_rows=prepared.num_rows,
-        content_part=prepared.content_part,
-        inputs=prepared.inputs,
-    )
 
 
 def step_figures(runner: Any, items: Sequence[Any], side: int, reference: Reference) -> dict[str, object]:

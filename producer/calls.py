@@ -5,6 +5,7 @@ is in it, not the sentence for the client, which may quote what the client sent.
 """
 
 import asyncio
+import functools
 import inspect
 import logging
 import math
@@ -14,7 +15,6 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import grpc
-from prometheus_client import Counter
 
 from producer import call_notes
 from producer.call_notes import CallNotes
@@ -39,8 +39,7 @@ class CallRecorder(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
-        self._requests = metrics.requests
-        self._counts: dict[tuple[str, str], Counter] = {}  # at most one for each method and status
+        self._requests = functools.cache(lambda method, code: metrics.requests.labels(method, code))
         self._tracing = tracing
         self._recorded: dict[tuple[str, int], tuple[Any, Any]] = {}  # a handler as it was, and as it is recorded
 
@@ -53,7 +52,7 @@ class CallRecorder(grpc.aio.ServerInterceptor):
         details: Any = handler_call_details
         name = _NAMES.get(details.method, OTHER)
         if handler is None:
-            self._count(name, grpc.StatusCode.UNIMPLEMENTED.name)
+            self._requests(name, grpc.StatusCode.UNIMPLEMENTED.name).inc()
             return None
         found = self._recorded.get((name, id(handler)))
         if found is None:
@@ -112,14 +111,8 @@ class CallRecorder(grpc.aio.ServerInterceptor):
         gRPC has freed what it is about, and asking ends the process.
         """
         code = code_of(error, context, call.deadline_s)
-        self._count(call.name, code)
+        self._requests(call.name, code).inc()
         call.end(code)
-
-    def _count(self, name: str, code: str) -> None:
-        count = self._counts.get((name, code))
-        if count is None:
-            count = self._counts[name, code] = self._requests.labels(name, code)
-        count.inc()
 
 
 class _Call:

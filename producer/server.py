@@ -1,6 +1,7 @@
 """The gRPC service: messages in, messages out. No logic of its own."""
 
 import asyncio
+import functools
 import json
 import logging
 import math
@@ -8,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any
 
 import grpc
-from prometheus_client import Counter
 
 from producer import call_notes
 from producer.admission import Admission
@@ -70,7 +70,7 @@ class Servicer(EncoderCacheServicer):
         self._stream_idle_s = stream_idle_s
         self._streams = asyncio.Semaphore(max_streams)
         self._clients = Clients(info.limits.max_client_items)
-        self._counts: dict[str, Counter] = {}  # of items, by status
+        self._items = functools.cache(lambda code: metrics.items.labels(code))
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
         items = [media_item(item) for item in request.items]  # each access to a field copies its bytes
@@ -189,7 +189,7 @@ class Servicer(EncoderCacheServicer):
             with self._clients.permit(client):
                 lease = await self._admission.encode(item, deadline_s)
         except asyncio.CancelledError:
-            self._count(_CANCELLED)
+            self._items(_CANCELLED).inc()
             raise
         except ServiceError as error:
             return self._failed(index, error)
@@ -198,23 +198,16 @@ class Servicer(EncoderCacheServicer):
             reason = f"encoding failed: {type(error).__name__}"
             return self._failed(index, InternalError(Reason.ENCODE_FAILED, reason))
         leases.append(lease)
-        self._count(_OK)
+        self._items(_OK).inc()
         call_notes.count(_OK)
         return pb.ItemOutcome(ticket=self._ticket(lease))
 
     def _failed(self, index: int, error: ServiceError) -> pb.ItemOutcome:
         code = status_code(error).name
-        self._count(code)
+        self._items(code).inc()
         self._errors.add("item", code, error.reason.value)
         call_notes.count(f"{code} {error.reason.value}")
         return pb.ItemOutcome(error=error_status(error, index))
-
-    def _count(self, code: str) -> None:
-        """One more item that ended with this status."""
-        count = self._counts.get(code)
-        if count is None:
-            count = self._counts[code] = self._metrics.items.labels(code)
-        count.inc()
 
     async def _abort(self, context: Context, error: ServiceError) -> None:
         """Ends a call with an error; raises."""

@@ -231,7 +231,9 @@ class EncoderGraphs:
         values = self._model.prepare_encoder_cudagraph_capture_inputs(
             budget, self._max_items, self._max_items, self._device, self._dtype, path, axis_keys
         ).values
-        static = self._static.setdefault(path, self._make_static(path))
+        if path not in self._static:
+            self._static[path] = self._make_static(path)
+        static = self._static[path]
         inputs = {name: static.share(name, value) for name, value in values.items() if value is not None}
         absent = {name: None for name, value in values.items() if value is None}
         return inputs, lambda: self._model.encoder_cudagraph_forward({**inputs, **absent}, path=path)

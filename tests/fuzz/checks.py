@@ -1,13 +1,12 @@
 """What every target holds errors and results to."""
 
-import contextlib
 import re
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+
+from tests.kit.timers import CPU, raising_after
 
 MAX_MESSAGE = 400
 """Most characters of an error that a client is shown."""
@@ -24,20 +23,9 @@ class OverTimeError(BaseException):
     """An input took more than its time. No `except Exception` on the way hides it."""
 
 
-@contextlib.contextmanager
-def within(cpu_s: float) -> Iterator[None]:
+def within(cpu_s: float) -> AbstractContextManager[None]:
     """Raises OverTimeError when Python code in the body has the process spend more seconds. For the main thread."""
-
-    def end(*_: Any) -> None:
-        raise OverTimeError(f"an input takes more than {cpu_s} s")
-
-    before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+    return raising_after(cpu_s, OverTimeError(f"an input takes more than {cpu_s} s"), CPU)
 
 
 def expect(condition: object, what: str) -> None:

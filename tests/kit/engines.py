@@ -24,6 +24,20 @@ SIDE = {"qwen2_5_vl": 28, "qwen2_vl": 28, "qwen3_vl": 32, "qwen3_5": 32}
 """Pixels of a row's side, in families whose pictures may have any size."""
 
 
+def prepared_item(work: Callable[[Any], Any], media: MediaItem) -> PreparedItem:
+    """A media item as admission hands it to the encoder; `work` is what runs in a preprocessing process."""
+    from producer import preprocess_worker
+
+    prepared = preprocess_worker.prepared(work(preprocess_worker.request(media)))
+    return PreparedItem(
+        key="00" * 32,
+        modality=media.modality,
+        num_rows=prepared.num_rows,
+        content_part=prepared.content_part,
+        inputs=prepared.inputs,
+    )
+
+
 @dataclass
 class Engine:
     """One model's encoder. `runner` replays graphs where they fit; `eager` never does."""
@@ -58,16 +72,7 @@ class Engine:
         return item
 
     def prepare(self, media: MediaItem) -> PreparedItem:
-        from producer import preprocess_worker
-
-        prepared = preprocess_worker.prepared(self.work(preprocess_worker.request(media)))
-        return PreparedItem(
-            key="00" * 32,
-            modality=media.modality,
-            num_rows=prepared.num_rows,
-            content_part=prepared.content_part,
-            inputs=prepared.inputs,
-        )
+        return prepared_item(self.work, media)
 
     def sample(self) -> PreparedItem:
         """A small item of the model's first modality."""
