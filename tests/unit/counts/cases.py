@@ -26,6 +26,7 @@ from producer.publisher import Publisher
 from producer.server import Servicer
 from producer.step_loop import StepLoop
 from producer.transport.stream import StreamOutlet
+from producer.wire import random_ids
 from producer.wire.contract import SERVICE_NAME, WIRE_VERSION
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.kit.checkpoints import cached_checkpoint
@@ -136,6 +137,12 @@ def _measures(operated: Callable[[], object], called: Callable[[], object]) -> M
     return {**found, "calls": _outside_tests(calls)}
 
 
+def _fill_ids() -> None:
+    """Or the stock of ids would be filled again in whichever case uses the last one."""
+    random_ids._ready.clear()
+    random_ids.random_id()
+
+
 def _outside_tests(calls: Calls) -> "Counter[str]":
     return Counter({name: n for name, n in calls.by_function.items() if not name.startswith("tests/")})
 
@@ -179,6 +186,7 @@ class Service:
             for _ in range(_WARM):
                 await self._release(await self._encode(request := self._request(number)))
             request = request if repeated else self._request(number)
+            _fill_ids()
             with counted_calls() as calls:
                 response = await self._encode(request)
             await self._release(response)
@@ -193,6 +201,7 @@ class Service:
             tickets = [one.ticket for one in (await self._encode(self._request(_WARM + 1))).outcomes]
             for ticket in tickets[1:]:
                 await self._read(ticket)
+            _fill_ids()
             with counted_calls() as calls:
                 await self._read(tickets[0])
             return calls
