@@ -31,10 +31,14 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""No retry policy: with one, a pull whose producer was killed was seen to end by its deadline only."""
+"""No retry policy: with one, a pull whose producer was killed was seen to end by its deadline only.
+
+Between two tries to connect, calls fail with what the last one met. The pause is shorter than the waits of an Encode's
+attempts together, so that one of them meets what there is now.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

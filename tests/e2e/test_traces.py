@@ -87,7 +87,7 @@ def test_a_refused_request_says_its_id_and_has_failed(servers: Servers, collecto
     url = servers.llm_only["grpc"].url + PATH
     answer = httpx.post(url, json=request, headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=False)
     assert (answer.status_code, answer.headers["x-request-id"]) == (400, "mine-1")
-    spans = collector.trace(trace_id, lambda found: HTTP in [one.name for one in found])
+    spans = collector.trace(trace_id, lambda found: {HTTP, "item"} <= {one.name for one in found})
     assert named(spans, HTTP).attributes == {"code": 400}
     assert named(spans, "item").attributes["reason"] == "MEDIA_UNREADABLE"
     log = servers.llm_only["grpc"].log.read_text()

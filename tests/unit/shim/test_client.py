@@ -1,6 +1,7 @@
 """Calls to a producer, over real gRPC on loopback."""
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -130,16 +131,23 @@ def script() -> ScriptedProducer:
     return ScriptedProducer()
 
 
-@pytest.fixture
-def producer(script: ScriptedProducer) -> Iterator[Producer]:
+@contextlib.contextmanager
+def serving(script: ScriptedProducer, port: int = 0) -> Iterator[int]:
+    """Yields the port, any free one by default."""
     server = grpc.server(ThreadPoolExecutor(4))
     add_EncoderCacheServicer_to_server(script, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
-    producer = Producer(f"127.0.0.1:{port}")
-    yield producer
-    producer.close()
+    yield port
     server.stop(grace=None).wait(BOUND_S)
+
+
+@pytest.fixture
+def producer(script: ScriptedProducer) -> Iterator[Producer]:
+    with serving(script) as port:
+        producer = Producer(f"127.0.0.1:{port}")
+        yield producer
+        producer.close()
 
 
 @pytest.fixture
@@ -481,6 +489,23 @@ def test_a_producer_that_is_down_is_not_waited_for_beyond_the_deadline(
         assert waits == []
     if timeout_s == BOUND_S:
         assert len(waits) == 2
+
+
+def test_a_producer_that_has_come_up_serves_the_next_encode(script: ScriptedProducer) -> None:
+    """However often it could not be reached before. Several of them, as it is a matter of chance when they connect."""
+    script.answers["Encode"] = answer(TICKET)
+    ports = [free_port() for _ in range(4)]
+    producers = [Producer(f"127.0.0.1:{port}") for port in ports]
+    until_s = time.monotonic() + 3.0
+    while time.monotonic() < until_s:
+        for producer in producers:
+            with pytest.raises(ProducerError, match="failed to connect"):
+                producer.info(BOUND_S)
+        time.sleep(0.05)
+    for port, producer in zip(ports, producers, strict=True):
+        with serving(script, port):
+            assert producer.encode([ITEM], BOUND_S) == [TICKET]
+        producer.close()
 
 
 @pytest.mark.parametrize(
