@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_BATCH_ROWS, _BATCH_ROWS_ON_CPU = 2048, 512
+"""Of steps; more would gain nothing, and have each item wait for more others."""
 _PUBLISHERS = 2
 """Threads that copy embeddings to the pool while the step loop goes on; on a CPU the encoder needs the cores."""
 
@@ -268,6 +270,9 @@ def _start_steps(
 ) -> StepLoop:
     from producer.runner.engine import EngineSettings, start_engine
 
+    is_cpu = encoder.device.type == "cpu"
+    batch_rows = config.max_batch_rows or (_BATCH_ROWS_ON_CPU if is_cpu else _BATCH_ROWS)
+    config = dataclasses.replace(config, max_batch_rows=batch_rows)
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(EngineSettings)}
     runner = start_engine(encoder, samples, EngineSettings(**settings), metrics)
     loop = StepLoop(
@@ -275,8 +280,8 @@ def _start_steps(
         Publisher(pool).publish,
         max_rows=config.max_batch_rows,
         max_items=config.max_batch_items,
-        max_steps=1 if encoder.device.type == "cpu" else config.steps_in_flight,
-        num_publishers=0 if encoder.device.type == "cpu" else _PUBLISHERS,
+        max_steps=1 if is_cpu else config.steps_in_flight,
+        num_publishers=0 if is_cpu else _PUBLISHERS,
         metrics=metrics,
         tracing=tracing,
     )

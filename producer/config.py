@@ -149,7 +149,10 @@ class ServeConfig:
     max_audio_s: float = _setting(600.0, "seconds of a sound", low=0.1, high=86400)
     max_item_rows: int = _setting(16384, "rows of one item's embedding", low=1, high=1 << 20)
     max_batch_rows: int = _setting(
-        2048, "embedding rows in one encoder step; a larger item has a step of its own", low=1, high=1 << 22
+        0,
+        "embedding rows in one encoder step; a larger item has its own; 0 for 2048 on a GPU, 512 on a CPU",
+        low=0,
+        high=1 << 22,
     )
     max_batch_items: int = _setting(32, "items in one encoder step", low=1, high=1024)
     preprocess_workers: int = _setting(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import vllm.envs as envs
+import vllm.ir
 from vllm.config import set_current_vllm_config
 from vllm.distributed import (
     destroy_distributed_environment,
@@ -113,7 +114,8 @@ class VllmEncoder:
             UnsupportedModelError: the checkpoint cannot be loaded.
         """
         try:
-            self._config.kernel_config.ir_op_priority.set_default()  # as vLLM's own worker does
+            self._config.kernel_config.ir_op_priority.set_default()  # as vLLM's own worker does, and the next
+            vllm.ir.set_default_torch_wrap(self._config.compilation_config.ir_enable_torch_wrap)
             with set_current_vllm_config(self._config):
                 self._init_distributed()
                 self._model = get_model(vllm_config=self._config)

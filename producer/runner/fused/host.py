@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from vllm.model_executor.layers.attention import MMEncoderAttention
 from vllm.model_executor.layers.fusion.mm_input_norm import FusedMMInputNorm
 
+from producer.runner.fused.recorded import RecordedTower
+
 _ATTENTION = "Qwen2_5_VisionAttention"
 _PATCHES = ("Qwen2VisionPatchEmbed", "Qwen2_5_VisionPatchEmbed", "Qwen3_VisionPatchEmbed")
 _CHUNK_ROWS = 256
@@ -46,6 +48,7 @@ def fuse_parts(model: torch.nn.Module) -> tuple[int, bool]:
     for tower in towers:
         tower.input_norm.forward = functools.partial(_normalize_bytes, tower.input_norm, tower.patch_embed)
         tower.prepare_encoder_metadata = _remembering(tower.prepare_encoder_metadata)
+        tower.requires_grad_(False).forward = RecordedTower(tower.forward)
     return len(attentions) + len(rotary) + len(towers), bool(towers)
 
 
@@ -71,7 +74,7 @@ def _normalize_bytes(norm: Any, patches: Any, pixels: torch.Tensor, dtype: torch
     each = pixels.reshape(len(pixels), norm.channel, -1, patches.patch_size**2)
     out = torch.empty((*each.shape[:2], patches.temporal_patch_size, each.shape[3]), dtype=dtype)
     for some, room in zip(each.split(_CHUNK_ROWS), out.split(_CHUNK_ROWS), strict=True):
-        room.copy_((some * weight).add_(bias))
+        room.copy_(some.float().mul_(weight).add_(bias))
     return out.flatten(1)
 
 
@@ -112,7 +115,8 @@ def _attend(
     attended = []
     for count, length, group in zip(plan.counts, plan.lengths, zip(*map(plan.split, parts), strict=True), strict=True):
         q, k, v = (part.view(count, length, *part.shape[1:]).transpose(1, 2) for part in group)
-        found = F.scaled_dot_product_attention(q, k, v, scale=attention.scale, enable_gqa=q.shape[1] != k.shape[1])
+        is_grouped = bool(q.shape[1] != k.shape[1])  # a tensor while a step is recorded
+        found = F.scaled_dot_product_attention(q, k, v, scale=attention.scale, enable_gqa=is_grouped)
         attended.append(found.transpose(1, 2).flatten(0, 1))
     rows = attended[0] if len(attended) == 1 else torch.cat(attended)
     return (rows if plan.places is None else rows[plan.places]).unsqueeze(0)

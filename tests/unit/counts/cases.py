@@ -42,7 +42,8 @@ CALL_ITEMS = (1, 8, 16)
 SIDE, LARGE_SIDE = 224, 448
 POOL_BYTES = 1 << 18
 """Room for a step and little more: it is full when counting begins, so evictions are counted too."""
-_WARM = 3
+_WARM = 10
+"""Times that something comes before it is counted: steps are recorded by then."""
 _EPOCH = 7
 
 
