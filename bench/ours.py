@@ -1,4 +1,7 @@
-"""Our side: `ec-producer serve`, and clients that have pictures encoded over gRPC and give each lease back."""
+"""Our side: `ec-producer serve`, and clients that have pictures encoded over gRPC and give each lease back.
+
+They give leases back as the asynchronous client of the shim does: those of about the same time by one call.
+"""
 
 import contextlib
 import json
@@ -10,6 +13,7 @@ from typing import Any
 import grpc
 
 from bench.load import Send, Settle
+from consumer_shim.releases import Releases
 from producer.wire.contract import SERVICE_NAME
 from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.kit.processes import LOGS_DIR
@@ -56,15 +60,17 @@ async def client(address: str) -> AsyncIterator[Send[bytes]]:
             f"/{SERVICE_NAME}/Release", request_serializer=pb.ReleaseRequest.SerializeToString
         )
 
-        async def settle(lease_id: str) -> None:
-            await release(pb.ReleaseRequest(lease_id=lease_id), timeout=CALL_S)
+        async def give_back(leases: pb.ReleaseRequest, timeout_s: float) -> None:
+            await release(leases, timeout=timeout_s)
+
+        releases = Releases(give_back)
 
         async def send(body: bytes) -> Settle:
             response = await encode(body, timeout=CALL_S)
             (outcome,) = response.outcomes
             if outcome.WhichOneof("outcome") != "ticket":
                 raise ValueError(f"the producer refuses: {outcome}")
-            return partial(settle, outcome.ticket.lease_id)
+            return partial(releases.add, outcome.ticket.lease_id, CALL_S)
 
         yield send
 

@@ -16,6 +16,7 @@ from consumer_shim.balancer import Health
 from consumer_shim.channel import PLAIN, ChannelSecurity, aio_channel, sync_channel
 from consumer_shim.errors import ProducerError as ProducerError
 from consumer_shim.fingerprint import FingerprintPin
+from consumer_shim.releases import Releases
 from consumer_shim.retries import MAX_ATTEMPTS, Attempts
 from consumer_shim.tickets import PullTicket
 from producer.transport.base import BlockDescriptor
@@ -241,6 +242,7 @@ class AsyncProducer:
         self._tracing = tracing
         self._channel = aio_channel(address, security, CHANNEL_OPTIONS)
         self._stub: Any = EncoderCacheStub(self._channel)
+        self._releases = Releases(self._release)
 
     async def encode(
         self,
@@ -269,14 +271,16 @@ class AsyncProducer:
             await asyncio.sleep(delay_s)
 
     async def release(self, lease_id: str, timeout_s: float) -> None:
-        """As `Producer.release`."""
-        with contextlib.suppress(ProducerError), _producer_errors():
-            request = pb.ReleaseRequest(lease_id=lease_id)
-            await self._stub.Release(request, timeout=timeout_s, metadata=current().headers())
+        """As `Producer.release`; leases that are released at about the same time share a call."""
+        await self._releases.add(lease_id, timeout_s)
 
     async def close(self) -> None:
         """Ends the channel; calls in flight fail."""
         await self._channel.close()
+
+    async def _release(self, request: pb.ReleaseRequest, timeout_s: float) -> None:
+        with contextlib.suppress(ProducerError), _producer_errors():
+            await self._stub.Release(request, timeout=timeout_s, metadata=current().headers())
 
 
 def _request(

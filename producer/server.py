@@ -30,7 +30,7 @@ from producer.metrics import Metrics
 from producer.recent_errors import RecentErrors
 from producer.security import client_of
 from producer.transport.base import Outlet, TransportError
-from producer.wire.contract import FETCH_CHUNK_BYTES, WIRE_VERSION, Reason
+from producer.wire.contract import FETCH_CHUNK_BYTES, MAX_MORE_LEASES, WIRE_VERSION, Reason
 from producer.wire.pb import encoder_cache_pb2 as pb
 from producer.wire.pb.encoder_cache_pb2_grpc import EncoderCacheServicer
 
@@ -123,11 +123,16 @@ class Servicer(EncoderCacheServicer):
             raise
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
-        lease = self._pool.release(request.lease_id)
-        if lease is not None and lease.transport:
-            self._metrics.count_pull(lease.transport, lease.num_bytes, self._pool.held_s(lease))
-            call_notes.add(transport=lease.transport, key=lease.key[:16])
-        return pb.ReleaseResponse(released=lease is not None)
+        more = list(request.lease_ids)
+        if len(more) > MAX_MORE_LEASES:
+            sentence = f"the request has {len(more)} lease_ids; allowed are at most {MAX_MORE_LEASES}"
+            await self._abort(context, InvalidRequestError(Reason.MALFORMED_REQUEST, sentence))
+        leases = [self._pool.release(lease_id) for lease_id in (request.lease_id, *more)]
+        for lease in leases:
+            if lease is not None and lease.transport:
+                self._metrics.count_pull(lease.transport, lease.num_bytes, self._pool.held_s(lease))
+                call_notes.add(transport=lease.transport, key=lease.key[:16])
+        return pb.ReleaseResponse(released=None not in leases)
 
     async def Fetch(  # type: ignore[override]  # not a generator: one that is not read on could not be timed out
         self, request: pb.FetchRequest, context: Context

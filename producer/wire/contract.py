@@ -10,6 +10,9 @@ SERVICE_NAME: Final = "ec_producer.v1.EncoderCache"
 ERROR_DOMAIN: Final = "ec-producer"
 """`google.rpc.ErrorInfo.domain` of every error."""
 
+MAX_MORE_LEASES: Final = 1024
+"""Most `lease_ids` of one Release."""
+
 FETCH_CHUNK_BYTES: Final = 1 << 20
 """Most bytes in one message of `Fetch`."""
 

@@ -110,6 +110,7 @@ MESSAGES: list[tuple[Message, str]] = [
     ),
     (DESCRIPTOR, "0a04677270631080808080802018ac02202a2a0170320200ff"),
     (pb.ReleaseRequest(lease_id="l"), "0a016c"),
+    (pb.ReleaseRequest(lease_id="l", lease_ids=["m", "n"]), "0a016c12016d12016e"),
     (pb.ReleaseResponse(released=True), "0801"),
     (pb.FetchRequest(lease_id="l"), "0a016c"),
     (pb.FetchResponse(data=b"bytes"), "0a056279746573"),

@@ -40,7 +40,7 @@ MESSAGES = {
     "AcquireRequest": {"key": 1, "epoch": 2, "lease_id": 3, "transport": 4, "wire_version": 5, "fingerprint": 6},
     "AcquireResponse": {"lease_id": 1, "lease_ttl": 2, "descriptor": 3},
     "Descriptor": {"transport": 1, "address": 2, "length": 3, "generation": 4, "peer": 5, "peer_metadata": 6},
-    "ReleaseRequest": {"lease_id": 1},
+    "ReleaseRequest": {"lease_id": 1, "lease_ids": 2},
     "ReleaseResponse": {"released": 1},
     "FetchRequest": {"lease_id": 1},
     "FetchResponse": {"data": 1},

@@ -357,6 +357,25 @@ async def test_acquiring_replaces_the_tickets_lease(rig: Rig) -> None:
     ]
 
 
+async def test_several_leases_are_released_by_one_call(rig: Rig) -> None:
+    tickets = [await rig.ticket(name) for name in (b"one", b"two", b"three")]
+    first, *more = [ticket.lease_id for ticket in tickets]
+    assert (await rig.stub.Release(pb.ReleaseRequest(lease_id=first, lease_ids=more))).released
+    assert rig.pool.num_leases == 0
+    last = (await rig.ticket(b"one")).lease_id
+    assert not (await rig.stub.Release(pb.ReleaseRequest(lease_id=first, lease_ids=[last]))).released
+    assert rig.pool.num_leases == 0
+
+
+async def test_a_call_releases_so_many_leases_at_most(rig: Rig) -> None:
+    ticket = await rig.ticket(b"photo")
+    with pytest.raises(grpc.aio.AioRpcError, match="has 1025 lease_ids; allowed are at most 1024") as refused:
+        await rig.stub.Release(pb.ReleaseRequest(lease_id=ticket.lease_id, lease_ids=["0" * 32] * 1025))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert rig.pool.num_leases == 1
+    assert not (await rig.stub.Release(pb.ReleaseRequest(lease_ids=["0" * 32] * 1024))).released
+
+
 async def test_a_ticket_whose_lease_has_ended_is_good_while_the_embedding_is_there(rig: Rig) -> None:
     ticket = await rig.ticket(b"photo")
     rig.now_s += LEASE_END_S

@@ -424,14 +424,20 @@ class ReleaseRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: builtins.int
+    LEASE_IDS_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     """The lease to end, 32 hex digits."""
+    @property
+    def lease_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """More of them, at most 1024: a call costs more than what it does."""
+
     def __init__(
         self,
         *,
         lease_id: builtins.str = ...,
+        lease_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_id", b"lease_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease_id", b"lease_id", "lease_ids", b"lease_ids"]) -> None: ...
 
 global___ReleaseRequest = ReleaseRequest
 
@@ -441,7 +447,7 @@ class ReleaseResponse(google.protobuf.message.Message):
 
     RELEASED_FIELD_NUMBER: builtins.int
     released: builtins.bool
-    """False where the lease had ended before."""
+    """False where one of them had ended before."""
     def __init__(
         self,
         *,

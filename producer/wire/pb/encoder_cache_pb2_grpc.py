@@ -73,7 +73,7 @@ class EncoderCacheServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Ends a lease. Releasing a lease that has ended already is not an error.
+        """Ends leases. Releasing a lease that has ended already is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

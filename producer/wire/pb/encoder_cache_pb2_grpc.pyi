@@ -49,7 +49,7 @@ class EncoderCacheStub:
         producer.wire.pb.encoder_cache_pb2.ReleaseRequest,
         producer.wire.pb.encoder_cache_pb2.ReleaseResponse,
     ]
-    """Ends a lease. Releasing a lease that has ended already is not an error."""
+    """Ends leases. Releasing a lease that has ended already is not an error."""
 
     Fetch: grpc.UnaryStreamMultiCallable[
         producer.wire.pb.encoder_cache_pb2.FetchRequest,
@@ -90,7 +90,7 @@ class EncoderCacheAsyncStub:
         producer.wire.pb.encoder_cache_pb2.ReleaseRequest,
         producer.wire.pb.encoder_cache_pb2.ReleaseResponse,
     ]
-    """Ends a lease. Releasing a lease that has ended already is not an error."""
+    """Ends leases. Releasing a lease that has ended already is not an error."""
 
     Fetch: grpc.aio.UnaryStreamMultiCallable[
         producer.wire.pb.encoder_cache_pb2.FetchRequest,
@@ -139,7 +139,7 @@ class EncoderCacheServicer(metaclass=abc.ABCMeta):
         request: producer.wire.pb.encoder_cache_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> typing.Union[producer.wire.pb.encoder_cache_pb2.ReleaseResponse, collections.abc.Awaitable[producer.wire.pb.encoder_cache_pb2.ReleaseResponse]]:
-        """Ends a lease. Releasing a lease that has ended already is not an error."""
+        """Ends leases. Releasing a lease that has ended already is not an error."""
 
     @abc.abstractmethod
     def Fetch(

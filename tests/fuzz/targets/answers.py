@@ -49,7 +49,8 @@ class _Shim:
         return self.answer
 
     def _release(self, request: bytes) -> bytes:
-        self.released.add(pb.ReleaseRequest.FromString(request).lease_id)
+        released = pb.ReleaseRequest.FromString(request)
+        self.released |= {released.lease_id, *released.lease_ids}
         return b""
 
     def encode(self, body: dict[str, Any]) -> list[pb.Ticket]:

@@ -30,7 +30,8 @@ class _Tickets:
         ).SerializeToString()
 
     def release(self, request: bytes) -> bytes:
-        self.leases.discard(pb.ReleaseRequest.FromString(request).lease_id)
+        released = pb.ReleaseRequest.FromString(request)
+        self.leases -= {released.lease_id, *released.lease_ids}
         return pb.ReleaseResponse(released=True).SerializeToString()
 
     def _ticket(self, item: pb.MediaItem) -> pb.Ticket:

@@ -65,7 +65,7 @@ class Encoder(EncoderCacheServicer):
         return pb.EncodeResponse(outcomes=map(self._outcome, request.items))
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
-        self.released.append(request.lease_id)
+        self.released += [request.lease_id, *request.lease_ids]
         return pb.ReleaseResponse(released=True)
 
     def refuse(self, code: grpc.StatusCode, message: str = "not now") -> None:
