@@ -222,12 +222,16 @@ class StepLoop:
         self._encode_seconds.observe(now_s - launched.since_s)
         if self._tracing is not None:
             self._trace(self._tracing, launched, outcomes, now_s)
+        if self._publishers is not None:
+            for job, outcome in zip(jobs, outcomes, strict=True):
+                self._publishers.submit(lambda job, outcome: _end(job, self._published(job, outcome)), job, outcome)
+            return
+        ended = []
         for job, outcome in zip(jobs, outcomes, strict=True):
             self.tick()
-            if self._publishers is None:
-                self._end(job, outcome)
-            else:
-                self._publishers.submit(self._end, job, outcome)
+            ended.append((job, self._published(job, outcome)))
+        for job, error in ended:  # once all are published: who is told takes over, and this thread would wait
+            _end(job, error)
 
     def _try_alone(self, jobs: list[_Job], error: Exception) -> None:
         with work_for(jobs[0].origin if len(jobs) == 1 else NOBODY):
@@ -243,20 +247,19 @@ class StepLoop:
             while self._under_way:
                 self._finish(self._under_way.popleft())
 
-    def _end(self, job: _Job, outcome: torch.Tensor | ServiceError) -> None:
+    def _published(self, job: _Job, outcome: torch.Tensor | ServiceError) -> ServiceError | None:
+        """Publishes what came of an item; what it is refused with, if it is."""
         if isinstance(outcome, ServiceError):
-            _fail(job, outcome)
-            return
+            return outcome
         with work_for(job.origin):
             try:
                 with self._metrics.time("publish"), span(self._tracing, "publish"):
                     self._publish(job.item, outcome)
             except ServiceError as error:
-                _fail(job, error)
+                return error
             except Exception as error:  # as above
-                _fail(job, self._failure("publishing", error))
-            else:
-                job.done.set_result(None)
+                return self._failure("publishing", error)
+        return None
 
     def _trace(
         self, tracing: Tracing, launched: _Launched, outcomes: Sequence[torch.Tensor | ServiceError], ended_s: float
@@ -287,6 +290,13 @@ class StepLoop:
             self._lose(f"the device failed while {what}")
             return self._refusal()
         return InternalError(Reason.ENCODE_FAILED, f"{what} failed: {type(error).__name__}")
+
+
+def _end(job: _Job, error: ServiceError | None) -> None:
+    if error is not None:
+        _fail(job, error)
+    else:
+        job.done.set_result(None)
 
 
 def _fail(job: _Job, error: ServiceError) -> None:
