@@ -81,6 +81,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--open-s", type=float, help="seconds of each open load (default: 4)")
     parser.add_argument("--stage-s", type=float, help="seconds for each stage alone (default: 1)")
     parser.add_argument("--settings", type=json.loads, default={}, help="JSON object of the producer's settings")
+    parser.add_argument("--unary", action="store_true", help="a call a picture, not one EncodeStream for all")
     parser.add_argument("--peer-args", default=PEER_ARGS, help="flags of `vllm serve` (default: %(default)s)")
     parser.add_argument("--saved", type=Path, default="/dev/shm", help="where the peer saves (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default: bench/out)")
@@ -96,8 +97,9 @@ def measure(stack: Stack, options: argparse.Namespace, saved: Path) -> Run:
     model, settings, run = options.model or cached_checkpoint(FAMILY), OURS_SETTINGS | options.settings, Run()
     producer = ours.server(model, settings=settings)
     vllm = peer.server(model, saved, extra_args=shlex.split(options.peer_args))
+    request, client = (ours.request, ours.client) if options.unary else (ours.stream_request, ours.stream_client)
     sides = [
-        Side(name=OURS, server=producer, request=ours.request, client=lambda: ours.client(producer.address)),
+        Side(name=OURS, server=producer, request=request, client=lambda: client(producer.address)),
         Side(name=PEER, server=vllm, request=peer.request, client=lambda: peer.client(vllm.url)),
     ]
     for side in sides:
@@ -152,6 +154,7 @@ def shown_command(options: argparse.Namespace) -> str:
     words += ["--in-flight", *map(str, options.in_flight)]
     for name in ("side", "rounds", "requests", "repeats", "open_s", "stage_s", "peer_args"):
         words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    words += ["--unary"] if options.unary else []
     words += ["--settings", json.dumps(options.settings)] if options.settings else []
     return shlex.join(words)
 

@@ -14,8 +14,8 @@ from tests.kit.servers import ScrapedService
 
 OPEN_MOST = 128
 """Requests of an open load that are under way: fewer than a producer admits by default."""
-WARM = 32
-"""Requests before each load, which are not measured."""
+WARM = 192
+"""Requests before each load, which are not measured: enough for the steps that come often to be recorded."""
 REST_S = 15.0
 REST_POLL_S = 0.5
 RESTING = 0.05
@@ -27,6 +27,9 @@ COUNTS: dict[str, tuple[str, Mapping[str, str]]] = {
     "steps": ("ec_producer_step_items_count", {}),
 }
 """Where the producer's own metrics have what its stages took, in seconds, and how many items and steps there were."""
+
+WARM_IN_FLIGHT = 32
+"""Before an open load."""
 
 Load = Callable[[Send[bytes], Sequence[bytes]], Awaitable[Result]]
 
@@ -124,7 +127,7 @@ async def open_samples(
 
     found = []
     for rate in rates:
-        images = [*itertools.islice(pictures, WARM + max(WARM, int(rate * seconds)))]
+        images = [*itertools.islice(pictures, WARM + max(1, int(rate * seconds)))]
         found += [await sample(side, images, rate) for side in sides]
     return found
 
@@ -137,7 +140,7 @@ async def sampled(
     pids, idle = side.pids(), [pid for other in sides if other is not side for pid in other.pids()]
     await rest(idle)
     async with side.client() as send:
-        await closed(send, bodies[:WARM], min(WARM, int(load.get("in_flight", WARM))))
+        await closed(send, bodies[:WARM], int(load.get("in_flight", WARM_IN_FLIGHT)))
         before, stages, threads_s = _cpu(pids, idle), _stages(side), thread_cpu_seconds(pids)
         result = await run(send, bodies[WARM:])
         after, after_s = _cpu(pids, idle), thread_cpu_seconds(pids)

@@ -11,7 +11,7 @@ from producer.wire.block import EmbeddingShape
 from producer.wire.contract import Reason
 
 _SMALL_BYTES = 1 << 20
-"""Copied in less time than another thread would take before it lets this one go on: PyTorch lets it run at each call."""
+"""Copied in less time than another thread takes until it lets this one go on: PyTorch lets others run at each call."""
 
 
 class Publisher:

@@ -230,8 +230,8 @@ class StepLoop:
         for job, outcome in zip(jobs, outcomes, strict=True):
             self.tick()
             ended.append((job, self._published(job, outcome)))
-        for job, error in ended:  # once all are published: who is told takes over, and this thread would wait
-            _end(job, error)
+        for job, refusal in ended:  # once all are published: who is told takes over, and this thread would wait
+            _end(job, refusal)
 
     def _try_alone(self, jobs: list[_Job], error: Exception) -> None:
         with work_for(jobs[0].origin if len(jobs) == 1 else NOBODY):

@@ -1,5 +1,6 @@
 """What the clients send, and what they take for an answer."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -30,8 +31,22 @@ class Producer(pb_grpc.EncoderCacheServicer):
         self.images += [item.data for item in request.items if item.modality == pb.MODALITY_IMAGE]
         return pb.EncodeResponse(outcomes=[self.outcome])
 
+    async def EncodeStream(self, request_iterator, context):  # type: ignore[no-untyped-def]
+        """Answers in pairs, the later first; breaks off at what says so."""
+        held = []
+        async for request in request_iterator:
+            if request.item.data == b"break":
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
+            if request.item.data == b"end":
+                return
+            self.images.append(request.item.data)
+            held.append(pb.EncodeStreamResponse(id=request.id, outcome=self.outcome))
+            if len(held) == 2:
+                while held:
+                    yield held.pop()
+
     async def Release(self, request, context):  # type: ignore[no-untyped-def]
-        self.released.append(request.lease_id)
+        self.released += [request.lease_id, *request.lease_ids]
         return pb.ReleaseResponse(released=True)
 
 
@@ -62,6 +77,36 @@ async def test_a_refused_picture_is_no_answer(producer: tuple[Producer, str]) ->
     async with ours.client(address) as send:
         with pytest.raises(ValueError, match="the queue is full"):
             await send(ours.request(IMAGE))
+
+
+async def test_pictures_over_one_stream_each_have_their_answer(producer: tuple[Producer, str]) -> None:
+    servicer, address = producer
+    async with ours.stream_client(address) as send:
+        settles = await asyncio.gather(*(send(ours.stream_request(image)) for image in (IMAGE, b"other")))
+        assert (servicer.images, servicer.released) == ([IMAGE, b"other"], [])
+        await asyncio.gather(*(settle() for settle in settles if settle is not None))
+    assert servicer.released == ["ab" * 16] * 2
+
+
+@pytest.mark.parametrize(("image", "sentence"), [(b"break", "going away"), (b"end", "the producer ended the stream")])
+async def test_a_stream_that_ends_is_no_answer(producer: tuple[Producer, str], image: bytes, sentence: str) -> None:
+    _, address = producer
+    async with ours.stream_client(address) as send:
+        first = asyncio.create_task(send(ours.stream_request(IMAGE)))
+        await asyncio.sleep(0)
+        with pytest.raises((ValueError, grpc.RpcError), match=sentence):
+            await send(ours.stream_request(image))
+        with pytest.raises((ValueError, grpc.RpcError), match=sentence):
+            await first
+
+
+async def test_a_picture_refused_in_a_stream_is_no_answer(producer: tuple[Producer, str]) -> None:
+    servicer, address = producer
+    servicer.outcome = pb.ItemOutcome()
+    servicer.outcome.error.message = "the queue is full"
+    async with ours.stream_client(address) as send:
+        found = await asyncio.gather(*(send(ours.stream_request(IMAGE)) for _ in range(2)), return_exceptions=True)
+    assert [isinstance(one, ValueError) and "the queue is full" in str(one) for one in found] == [True, True]
 
 
 async def test_a_trivial_call_releases_what_never_was(producer: tuple[Producer, str]) -> None:

@@ -42,7 +42,7 @@ class Producer(pb_grpc.EncoderCacheServicer):
 
     def Release(self, request, context):  # type: ignore[no-untyped-def]
         with self.lock:
-            self.released.append(request.lease_id)
+            self.released += [request.lease_id, *request.lease_ids]
         return pb.ReleaseResponse(released=True)
 
 
