@@ -261,9 +261,9 @@ def test_a_limit_that_is_kept_is_pytorchs_too(
     assert limits == [0.5]
 
 
-@pytest.mark.parametrize(("kind", "max_steps"), [("cpu", 1), ("cuda", 4)])
-def test_only_a_device_is_given_several_steps_at_once(
-    kind: str, max_steps: int, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "max_steps", "batch_rows"), [("cpu", 1, 512), ("cuda", 4, 2048)])
+def test_only_a_device_is_given_several_steps_at_once_and_large_ones(
+    kind: str, max_steps: int, batch_rows: int, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from producer import app
     from producer.runner import engine as module
@@ -275,12 +275,17 @@ def test_only_a_device_is_given_several_steps_at_once(
     stack: Any
     with ExitStack() as stack:
         loop = app._start_steps(config, encoder, [], None, metrics, stack)  # type: ignore[arg-type]
-        assert loop._max_steps == max_steps
+        assert (loop._max_steps, loop._batcher._max_rows) == (max_steps, batch_rows)
         stack.pop_all()
         assert loop.stop(30)
     assert found == [
         settings(
-            num_slots=5, graph_rows=2048, eager=True, slot_bytes=32 * MIB, max_batch_rows=2048, max_item_rows=16384
+            num_slots=5,
+            graph_rows=2048,
+            eager=True,
+            slot_bytes=32 * MIB,
+            max_batch_rows=batch_rows,
+            max_item_rows=16384,
         )
     ]
 

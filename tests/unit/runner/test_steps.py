@@ -135,7 +135,8 @@ def test_items_that_a_model_does_not_take_in_one_call_share_none(
 def test_no_more_sequences_than_a_graph_takes_share_a_replay(one: Engine) -> None:
     steps = Steps(one)
     items = [one.rows(1, seed=seed) for seed in range(MAX_ITEMS + 1)]
-    assert same(steps.run(*items), alone(one, items))
+    for found, wanted in zip(steps.run(*items), alone(one, items), strict=True):
+        torch.testing.assert_close(found, wanted, atol=0.004, rtol=0)  # of four patches and many: some CPUs round so
     assert steps.replays() == {"64": 2}
 
 
