@@ -40,6 +40,8 @@ class RecordedTower:
         """`forward` is the tower's own: what it does depends on nothing but shapes, types and grids."""
         self._forward = forward
         self._layouts: OrderedDict[Any, _Layout] = OrderedDict()
+        self.is_recordable = True
+        """False once it was seen that PyTorch cannot record it: oneDNN's products in vLLM, on CPUs without AMX."""
 
     def __call__(
         self,
@@ -63,7 +65,7 @@ class RecordedTower:
         began_s = perf_counter()
         output = self._forward(x, grid_thw)
         layout.num_times += 1
-        if layout.num_times == _OFTEN and perf_counter() - began_s < _LONGEST_S:
+        if layout.num_times == _OFTEN and self.is_recordable and perf_counter() - began_s < _LONGEST_S:
             layout.play = self._recorded(x, grid_thw, output)
         return output
 
@@ -86,7 +88,8 @@ class RecordedTower:
                 )
             outputs = [play(x) for _ in range(2)]  # it is looked at in the first run, and made faster in the second
         except RuntimeError as error:
-            logger.warning("a step of %d patches cannot be recorded: %s", len(x), str(error).partition("\n")[0])
+            logger.warning("steps cannot be recorded: %s", str(error).partition("\n")[0])
+            self.is_recordable = False
             return None
         if not all(torch.equal(output, expected) for output in outputs):
             logger.warning("a step of %d patches was recorded, but gave something else: it is not used", len(x))

@@ -52,6 +52,8 @@ def test_a_recorded_step_gives_the_same_bit_for_bit_and_runs_no_code_of_the_towe
     for name, steps in steps_of(one).items():
         for step in steps[:OFTEN]:
             one.eager.launch(step).finish()
+        if not tower.forward.is_recordable:
+            pytest.skip("vLLM's products on this CPU cannot be recorded")
         for step in steps[OFTEN:]:
             with mock.patch.object(tower.patch_embed, "forward", side_effect=AssertionError(name)):
                 played = embeddings(one.eager.launch(step).finish())
@@ -133,7 +135,7 @@ class Untraceable(Tower):
 
 @pytest.mark.parametrize(
     ("own", "sentence"),
-    [(Changing(), "gave something else: it is not used"), (Untraceable(), "4 patches cannot be recorded: no")],
+    [(Changing(), "gave something else: it is not used"), (Untraceable(), "steps cannot be recorded: no")],
 )
 @torch.inference_mode()
 def test_what_cannot_be_recorded_runs_as_ever(own: Tower, sentence: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,6 +144,7 @@ def test_what_cannot_be_recorded_runs_as_ever(own: Tower, sentence: str, caplog:
     num_calls = own.num_calls
     asked(tower, 2 * OFTEN)
     assert own.num_calls == num_calls + 2 * OFTEN
+    assert tower.is_recordable == isinstance(own, Changing)
     (said,) = caplog.messages  # once, not at every step from there on
     assert said.endswith(sentence)
 
