@@ -20,6 +20,7 @@ Mutate = Callable[[bytes, int, random.Random, AnyBytes], bytes]
 
 _NUMBERS = (*range(4), *(2**bits - odd for bits in (7, 8, 16, 31, 32, 53, 63, 64) for odd in (0, 1)), -1)
 _ODD = (None, True, False, [], {}, "", "\ud800", "é\0", 1.5, -0.0, 1e308, float("nan"), float("inf"), *_NUMBERS)
+_EMPTY = {FieldDescriptor.TYPE_STRING: "", FieldDescriptor.TYPE_BYTES: b""}
 _DEPTHS = (1, 2, 50, *range(900, 1000, 7))
 
 
@@ -146,7 +147,8 @@ def _change_list(
     if len(value) and dice.random() < 0.3:
         del value[dice.randrange(len(value))]
     elif field.message_type is None:
-        value.append(_scalar(field, value[0] if len(value) else field.default_value or 0, words, dice, any_bytes))
+        last = value[-1] if len(value) else _EMPTY.get(field.type, 0)
+        value.append(_scalar(field, last, words, dice, any_bytes))
     elif len(value) and dice.random() < 0.7:
         value.add().CopyFrom(dice.choice(list(value)))
     else:

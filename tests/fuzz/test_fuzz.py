@@ -2,15 +2,19 @@
 
 import importlib
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
+from producer.wire.pb import encoder_cache_pb2 as pb
 from tests.fuzz import runner
 from tests.fuzz.checks import Finding, check_said
+from tests.fuzz.mutate import message
 from tests.fuzz.runner import MAX_ENTRIES, MAX_ENTRY_BYTES, fuzz, kept
 from tests.fuzz.targets import TARGETS
 
@@ -61,6 +65,19 @@ def test_a_short_run_reaches_new_code_and_finds_nothing(name: str) -> None:
     assert report.num_runs >= num_runs
     assert report.coverage > report.seed_coverage > 0
     assert report.new
+
+
+@pytest.mark.parametrize(
+    "kind", [pb.EncodeRequest, pb.AcquireRequest, pb.ReleaseRequest, pb.EncodeResponse], ids=lambda kind: kind.__name__
+)
+def test_every_field_of_a_message_is_changed(kind: type[Message]) -> None:
+    """From an empty message on: what is set is set again, added to and cleared."""
+    change, dice, data = message(kind, ["word"]), random.Random(1), b""
+    seen = set()
+    for _ in range(400):
+        data = change(data, 4096, dice, lambda data, _: data)
+        seen |= {field.name for field, _ in kind.FromString(data).ListFields()}
+    assert seen >= {field.name for field in kind.DESCRIPTOR.fields}
 
 
 _PLANTED = """
