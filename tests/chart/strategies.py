@@ -82,7 +82,7 @@ def _text(schema: Schema, path: str) -> st.SearchStrategy[str]:
     if path.startswith(".extraObjects"):
         return st.just("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}-own}\n")
     if not pattern:
-        return _TEXTS
+        return _TEXTS.filter(lambda text: len(text) >= schema.get("minLength", 0))
     if "KiB" in pattern:
         return _SIZES
     made = st.from_regex(pattern, fullmatch=True, alphabet=st.characters(codec="ascii", exclude_categories=["Cc"]))

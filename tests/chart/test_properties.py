@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.strategies import DataObject, data
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from producer import cli
 from producer.config import ServeConfig, parse_bytes
@@ -14,7 +16,17 @@ from tests.chart.strategies import SCHEMA, made_from, values
 
 QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
 """Looking for the smallest example takes minutes where each is rendered by Helm."""
+CHECKER = Draft202012Validator(SCHEMA)
 ADDRESSES = {"POD_IP": "10.0.0.7", "POD_NAME": "demo-0"}
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMA["properties"]))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), phases=QUICKLY)
+@given(data())
+def test_the_schema_takes_what_is_made_up_here(name: str, data: DataObject) -> None:
+    """Without Helm, so that there are many."""
+    made = data.draw(made_from(SCHEMA["properties"][name], f".{name}"))
+    assert list(CHECKER.iter_errors({name: made})) == []
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), phases=QUICKLY)

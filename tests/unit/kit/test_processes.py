@@ -121,7 +121,7 @@ def test_its_temporary_folder_goes_with_it(make: Callable[..., Service]) -> None
 
 
 def test_one_that_dies_early_shows_the_end_of_its_log(make: Callable[..., Service], before: Snapshot) -> None:
-    service = make("print('line one'); raise SystemExit('the model is missing')")
+    service = make("print('line one', flush=True); raise SystemExit('the model is missing')")
     with pytest.raises(ServiceError, match=r"service ended before it was ready(.|\n)*line one\n.*the model is missing"):
         service.__enter__()
     assert leftovers(before) == []
